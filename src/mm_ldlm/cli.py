@@ -131,12 +131,10 @@ def _refuse_unknown(name: str, known: Collection[str], what: str) -> None:
 
 def unwritable(error: BaseException) -> MMLDLMError | None:
     """Make the error for a full disk or a folder that cannot be written to; None if `error` has another cause."""
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, OSError) and (reason := write_problem(link)) is not None:
-            return StoreError(reason)
-        link = link.__cause__ or link.__context__
-    return None
+    if isinstance(error, OSError) and (reason := write_problem(error)) is not None:
+        return StoreError(reason)
+    cause = error.__cause__ or error.__context__
+    return None if cause is None else unwritable(cause)
 
 
 def unreadable(error: BaseException) -> MMLDLMError | None:

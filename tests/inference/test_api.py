@@ -80,7 +80,7 @@ def test_the_size_of_batches_and_the_number_of_lanes_change_no_result(
     whole, parts = request(model, latents), request(small, latents)
     same(whole, parts)
     same(whole, request(model, latents), exactly=True)
-    monkeypatch.setattr("mm_ldlm.inference.batches.lanes_of", lambda device: 3)
+    monkeypatch.setattr("mm_ldlm.inference.writing.lanes_of", lambda device: 3)
     same(parts, request(small, latents), exactly=True)
     if "embed" not in name and "score" not in name:
         assert len(whole.to_frame())
@@ -222,7 +222,7 @@ def test_an_encoder_is_called_by_one_lane_at_a_time(unit_latents: Any, monkeypat
             self.busy = False
             return found
 
-    monkeypatch.setattr("mm_ldlm.inference.batches.lanes_of", lambda device: 4)
+    monkeypatch.setattr("mm_ldlm.inference.writing.lanes_of", lambda device: 4)
     model = make(encoder=Watched(), batch_tokens=12)
     assert len(model.invert(unit_latents(8), search=SearchConfig(candidates=2, rounds=1))) == 8
 
@@ -242,7 +242,7 @@ def test_the_way_from_a_request_to_the_loop_is_straight(model: MMLDLM, monkeypat
         return loop(*given, **named)
 
     monkeypatch.setattr(orders, "denoising_loop", watched)
-    monkeypatch.setattr("mm_ldlm.inference.batches.lanes_of", lambda device: 1)
+    monkeypatch.setattr("mm_ldlm.inference.writing.lanes_of", lambda device: 1)
     model.invert(np.eye(1, 6, dtype=np.float32))
     assert len(frames) + 1 + 1 <= 7, "the command before them, and the loop after them"
 

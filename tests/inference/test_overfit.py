@@ -31,7 +31,7 @@ def learned() -> MMLDLM:
     plain, pad = make(), tokenizer().pad_id
     ids = tokenizer().encode(TEXTS) * 8
     tokens_BL = torch.tensor([row + [pad] * (7 - len(row)) for row in ids])
-    latents_Bd = plain.converter.standardised(plain.encode(TEXTS)).repeat(8, 1)
+    latents_Bd = plain.standardised(plain.encode(TEXTS)).repeat(8, 1)
     rows, valid_BL = torch.arange(len(ids)), tokens_BL != pad
     batch = Batch(tokens_BL, valid_BL, {"latents": latents_Bd}, rows, rows, len(ids), int(valid_BL.sum()))
     optimizer = torch.optim.Adam(root.parameters(), lr=4e-3)

@@ -22,7 +22,7 @@ from mm_ldlm.core.messages import reason_of, show
 
 if TYPE_CHECKING:
     from mm_ldlm.inference import MMLDLM
-    from mm_ldlm.inference.inverting import Keep
+    from mm_ldlm.inference.generating import Keep
 
 COMMANDS = Registry(
     "command",

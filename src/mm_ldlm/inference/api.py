@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from mm_ldlm.core.kinds import Registry
-from mm_ldlm.inference import editing, embedding, inverting, scoring
+from mm_ldlm.inference import generating, reading
 from mm_ldlm.inference.model import LoadedModel
 
 REQUESTS = Registry(what="request", core={}, group="requests")
@@ -27,17 +27,17 @@ class MMLDLM(LoadedModel):
     See `LoadedModel` for the arguments of the constructor.
     """
 
-    invert = inverting.invert
-    interpolate = inverting.interpolate
-    generate = inverting.generate
-    infill = editing.infill
-    edit = editing.edit
-    embed = embedding.embed
-    embed_tokens = embedding.embed_tokens
-    encode = embedding.encode
-    neighbours = embedding.neighbours
-    score = scoring.score
-    score_tokens = scoring.score_tokens
+    invert = generating.invert
+    interpolate = generating.interpolate
+    generate = generating.generate
+    infill = generating.infill
+    edit = generating.edit
+    embed = reading.embed
+    embed_tokens = reading.embed_tokens
+    encode = reading.encode
+    neighbours = reading.neighbours
+    score = reading.score
+    score_tokens = reading.score_tokens
 
     def __getattr__(self, name: str) -> Any:
         """Find a request that a family or another package adds (`REQUESTS`)."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from mm_ldlm.core.files import InputFile
 from mm_ldlm.core.messages import show
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.limits import Draws, Steps
-from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
+from mm_ldlm.sampling.registry import LATENT_SAMPLERS
 
 Floats = npt.NDArray[np.float32]
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
@@ -41,10 +40,11 @@ def texts_of(value: Any, *, name: str = "texts") -> list[str]:
     if not texts:
         raise SamplingError(f"{name}: expected at least one text, found none.")
     for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise SamplingError(f"{name}[{index}]: expected a text, found {type(text).__name__} {show(text)}.")
-        if not text.strip() or any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise SamplingError(f"{name}[{index}]: expected words in valid Unicode, found {show(text)}. Remove it.")
+        if not isinstance(text, str) or not text.strip() or any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise SamplingError(
+                f"{name}[{index}]: expected a text of words in valid Unicode, found {type(text).__name__} "
+                f"{show(text)}. Remove it."
+            )
     return texts
 
 
@@ -62,18 +62,12 @@ def listed(value: Any, *, name: str) -> list[Any]:
         ) from None
 
 
-def begins_with_text(value: Any) -> bool:
-    """Return whether the first item of a value is a text."""
-    try:
-        return isinstance(next(iter(value)), str)
-    except Exception:  # it has no first item
-        return False
-
-
 def read_texts(path: str | Path) -> list[str]:
     """Read the lines of a UTF-8 text file that are not blank; a table, whose lines are not texts, is refused."""
-    file = InputFile(path, remedy="Give a UTF-8 file with one text per line.", error=SamplingError)
-    if Path(path).suffix.lower() in TABLES:
+    file = InputFile(
+        check(path, str | Path, name="path"), remedy="Give a UTF-8 file with one text per line.", error=SamplingError
+    )
+    if file.check().suffix.lower() in TABLES:
         file.refuse("one text per line", f"a table ({Path(path).suffix})")
     return texts_of([line.strip() for line in file.lines() if line.strip()], name=str(path))
 
@@ -94,15 +88,14 @@ def check_tokens(ids: Any, texts: Any, *, shape: DataShape) -> None:
     names = texts_of(texts)
     if len(rows) != len(names):
         raise SamplingError(f"expected one row of ids for each of {len(names)} texts, found {len(rows)} rows.")
-    rows = [listed(row, name=f"ids[{index}]") for index, row in enumerate(rows)]
     for index, row in enumerate(rows):
-        for token in row:
-            is_id = isinstance(token, Integral) and not isinstance(token, bool) and 0 <= int(token) < shape.vocab_size
-            if not is_id or token in (shape.pad_id, shape.mask_id):
-                raise SamplingError(
-                    f"ids[{index}]: expected ids of words from 0 to {shape.vocab_size - 1}, without [PAD] "
-                    f"({shape.pad_id}) and [MASK] ({shape.mask_id}), found {show(token, 60)}."
-                )
+        row_L = array_of(row, name=f"ids[{index}]")
+        special_L = (row_L == shape.pad_id) | (row_L == shape.mask_id) | (row_L < 0) | (row_L >= shape.vocab_size)
+        if row_L.ndim != 1 or not np.issubdtype(row_L.dtype, np.integer) or special_L.any():
+            raise SamplingError(
+                f"ids[{index}]: expected ids of words from 0 to {shape.vocab_size - 1}, without [PAD] and [MASK] "
+                f"({shape.pad_id}, {shape.mask_id}), found {show(row, 60)}."
+            )
     check_lengths(rows, names, max_length=shape.max_length)
 
 
@@ -129,13 +122,14 @@ def array_of(values: Any, *, name: str) -> npt.NDArray[Any]:
     return array
 
 
-def vectors_of(values: Any, *, dim: int, name: str = "latents") -> Floats:
-    """Convert latents to finite float32 (n, dim), n ≥ 1; a single vector becomes one row."""
+def vectors_of(values: Any, *, dim: int, name: str = "latents", count: int | None = None) -> Floats:
+    """Convert latents to finite float32 (n, dim), n ≥ 1 or n = `count`; a single vector becomes one row."""
     array = np.atleast_2d(array_of(values, name=name))
-    if array.ndim != 2 or array.shape[1] != dim or len(array) == 0:
+    wrong = len(array) == 0 if count is None else len(array) != count
+    if array.ndim != 2 or array.shape[1] != dim or wrong:
         raise SamplingError(
-            f"{name}: expected one or more vectors of dim {dim}, found shape {tuple(array.shape)}. "
-            "Use vectors of the encoder that the model was trained on."
+            f"{name}: expected {'one or more' if count is None else count} vectors of dim {dim}, found shape "
+            f"{tuple(array.shape)}. Use vectors of the encoder that the model was trained on, one for each text."
         )
     with np.errstate(over="ignore"):
         array = array.astype(np.float32)
@@ -153,24 +147,18 @@ def read_vectors(path: str | Path, *, dim: int) -> Floats:
     return vectors_of(InputFile(path, remedy=remedy, error=SamplingError).array(), dim=dim, name=str(path))
 
 
+def unit(vectors_nd: Floats) -> npt.NDArray[np.float64]:
+    """Divide vectors by their norms, in float64."""
+    wide_nd = vectors_nd.astype(np.float64)
+    return wide_nd / np.maximum(np.linalg.norm(wide_nd, axis=1, keepdims=True), 1e-12)
+
+
+def cosines_of(a_nd: Floats, b_nd: Floats) -> npt.NDArray[np.float64]:
+    """Compute the cosine (n,) of each vector to the one of the same row."""
+    return np.einsum("nd,nd->n", unit(a_nd), unit(b_nd))
+
+
 # --- samplers ---------------------------------------------------------------------------------------------------------
-
-
-def text_sampler_of(sampler: Any, steps: int | None, *, default: Any) -> Any:
-    """Return a text sampler: `default` for None; a kind, with the steps and temperature of `default`; a configuration.
-
-    Raises:
-        ConfigurationError: there is no such kind, or a value is out of range; the message lists the kinds.
-    """
-    steps = check(steps, Steps | None, name="steps")
-    if isinstance(sampler, str):
-        known = getattr(TEXT_SAMPLERS.find(sampler, at="sampler"), "__dataclass_fields__", {})
-        given = {
-            key: getattr(default, key) for key in ("steps", "temperature") if key in known and hasattr(default, key)
-        }
-        sampler = {"kind": sampler, **given, **({"inner": default} if "inner" in known else {})}
-    chosen = parse_kind(TEXT_SAMPLERS, default if sampler is None else sampler, at="sampler")
-    return chosen if steps is None else chosen.override(steps=steps)
 
 
 def latent_sampler_of(sampler: Any, steps: int | None, draws: int | None = None) -> Any:

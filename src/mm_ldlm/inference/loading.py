@@ -6,6 +6,7 @@ If the run has latents, the encoder that its configuration names is loaded when 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -200,6 +201,7 @@ def _encoder_of(config: dict[str, Any], expected: str, device: torch.device) -> 
         if (reason := no_encoder(parse_encoder(config))) is not None:
             return None, reason
 
+    @functools.cache  # copies of a model share its encoder
     def load() -> Any:
         encoder = load_encoder(parse_encoder(config), device=str(device), expected=expected or None)
         if expected and encoder.fingerprint != expected:

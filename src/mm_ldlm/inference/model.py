@@ -1,22 +1,73 @@
-"""The model of a run as all requests use it: its parts, its loading, and the results that they share."""
+"""The model of a run as all requests use it: its parts, conversion to and from the model, and results.
+
+Texts and raw latents (the encoder's vectors) are converted to token ids and standardised latents, and back.
+"""
 
 from __future__ import annotations
 
+import collections
 import copy
+import logging
+import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Literal, NoReturn, Protocol, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from mm_ldlm.core.config import check, parse_kind
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.inference.arguments import text_sampler_of
-from mm_ldlm.inference.conversion import Converter, Encoder, Floats
+from mm_ldlm.core.messages import show
+from mm_ldlm.data.latents.normaliser import norms
+from mm_ldlm.inference.arguments import (
+    Floats,
+    check_lengths,
+    cosines_of,
+    listed,
+    read_vectors,
+    texts_of,
+    vectors_of,
+)
 from mm_ldlm.inference.loading import Parts, load_run
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.verbatim import Template
 from mm_ldlm.inference.writing import Writer, Written
+from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.objectives.capabilities import USES
+from mm_ldlm.sampling.limits import Steps
+from mm_ldlm.sampling.registry import TEXT_SAMPLERS
+
+log = logging.getLogger(__name__)
+
+Latents = npt.ArrayLike
+"""(n, d) raw, or one (d,)"""
+TooLong = Literal["refuse", "truncate"]
+"""Treatment of a text of more tokens than the model reads; encoders truncate."""
+FARTHEST = 1e6
+"""Largest standardised coordinate of a latent; those of training data have a standard deviation of about 1"""
+
+READ = "it reads them as [UNK]"
+"""What happens to words outside the vocabulary: the model reads them."""
+KEPT = f"{READ}, and the result keeps those that are not rewritten"
+"""The same for texts of which a part is rewritten."""
+ENCODED = "the encoder reads them, but the model cannot write them"
+"""The same for texts whose latents are the targets."""
+
+
+class Encoder(Protocol):
+    """Interface of a sentence encoder."""
+
+    @property
+    def dim(self) -> int:
+        """Dimension d of the vectors"""
+        ...
+
+    def encode(self, sentences: Sequence[str]) -> Floats:
+        """Embed sentences: raw vectors (n, d) float32."""
+        ...
 
 
 class LoadedModel:
@@ -36,12 +87,17 @@ class LoadedModel:
     """
 
     def __init__(self, parts: Parts, encoder: Encoder | None = None, *, batch_tokens: int | None = None) -> None:
+        if encoder is not None and not (hasattr(encoder, "encode") and hasattr(encoder, "dim")):
+            raise SamplingError(f"encoder: expected an encoder (dim, encode), found {show(encoder, 60)}.")
         self.parts, self.model, self.capabilities = parts, parts.model, parts.capabilities
         self.tokenizer, self.normalisers = parts.tokenizer, parts.normalisers
-        self.writer = Writer(parts.model, batch_tokens=batch_tokens)
-        self.converter = Converter(parts, encoder)
+        self.normaliser: Any = parts.normalisers.get("normaliser")
         self.shape, self.max_length = parts.model.shape, parts.model.shape.max_length
-        self.normaliser, self.batch_tokens = self.converter.normaliser, self.writer.batch_tokens
+        self.writer = Writer(parts.model, batch_tokens=batch_tokens)
+        self.batch_tokens, self._encoder = self.writer.batch_tokens, encoder
+        # Batches are searched side by side, and an encoder need not be thread-safe. The lock of another thread would
+        # stay locked in a forked process, so that each process has one.
+        self._one_at_a_time: dict[int, threading.Lock] = collections.defaultdict(threading.Lock)
 
     @classmethod
     def from_run(
@@ -64,7 +120,8 @@ class LoadedModel:
             device: the device; None is the first GPU if there is one, otherwise the CPU.
 
         Raises:
-            CheckpointError: the folder has no complete checkpoint, or files that a model needs are missing.
+            CheckpointError: the folder has no complete checkpoint, files that a model needs are missing or damaged, or
+                the weights do not fit the model that config.json describes.
         """
         parts = load_run(path, checkpoint=checkpoint, use_ema=use_ema, device=device)
         return cls(parts, encoder, batch_tokens=batch_tokens)
@@ -91,7 +148,7 @@ class LoadedModel:
     def __repr__(self) -> str:
         """Name the run, the step, the number of parameters and the uses in one line."""
         found = self.parts.checkpoint
-        run = f"{found.parent.parent.name}, step {self.parts.step:,}, " if found else ""
+        run = f"{found.parents[1].name}, step {self.parts.step:,}, " if found else ""
         count = sum(parameter.numel() for parameter in self.model.model.parameters())
         uses = ", ".join(use for use in USES if use in self.capabilities)
         return f"MMLDLM({run}{count:,} parameters, {self.capabilities.trained_as}; can {uses or 'nothing'})"
@@ -109,7 +166,18 @@ class LoadedModel:
         Raises:
             SamplingError: the run has no latents.
         """
-        return self.converter.dim
+        if "latents" not in self.shape.fields:
+            raise SamplingError(
+                "this run has no latents: its objective reads none. Choose a run whose objective reads latents "
+                "(docs/models.md), such as one of base."
+            )
+        return self.shape.dim("latents")
+
+    @property
+    def no_encoder(self) -> str | None:
+        """Reason why the encoder cannot embed texts here; None if it can. Search, re-embedding and texts as targets
+        need it."""
+        return self.parts.no_encoder if self._encoder is self.parts.load_encoder is None else None
 
     @property
     def encoder(self) -> Encoder:
@@ -118,17 +186,122 @@ class LoadedModel:
         Raises:
             SamplingError: there is no encoder, or the dimension of its vectors differs from that of the latents.
         """
-        return self.converter.encoder
+        dim = self.dim
+        if self._encoder is None and self.parts.load_encoder is not None:
+            with plain_defaults():
+                self._encoder = self.parts.load_encoder()
+        if self._encoder is None:
+            raise SamplingError(
+                f"expected the encoder that made the latents, but {self.no_encoder} In Python, pass "
+                "encoder=load_encoder(...), or give latents instead of texts."
+            )
+        if self._encoder.dim != dim:
+            raise SamplingError(
+                f"expected an encoder of dimension {dim}, found one of dimension {self._encoder.dim}. Pass the encoder "
+                "that made the latents."
+            )
+        return self._encoder
 
-    @property
-    def no_encoder(self) -> str | None:
-        """Reason why the encoder cannot embed texts here; None if it can. Search, re-embedding and texts as targets
-        need it."""
-        return self.converter.no_encoder
+    # --- to the model -------------------------------------------------------------------------------------------------
+
+    def targets(self, value: Any, *, written: bool = True) -> tuple[list[str | None], Floats]:
+        """Convert texts, a `.npy` path or vectors to (source texts or None, raw latents).
+
+        `written` is whether texts are written from the latents; words that the model cannot write then cause a warning.
+        """
+        if isinstance(value, Path) or (isinstance(value, str) and value.endswith(".npy")):
+            value = read_vectors(value, dim=self.dim)
+        if not isinstance(value, (str, torch.Tensor)) and getattr(value, "ndim", 1) == 1:
+            value = listed(value, name="targets")  # an iterator ends
+        if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], str)):
+            texts = texts_of(value)
+            if written:
+                self.warn_of_unknown(self.tokenizer.encode(texts), texts, effect=ENCODED)
+            return list(texts), self.encoded(texts)
+        raw_nd = vectors_of(value, dim=self.dim)
+        return [None] * len(raw_nd), raw_nd
+
+    def encoded(self, texts: Sequence[str]) -> Floats:
+        """Embed texts by the encoder: raw latents (n, d), checked to be finite and one for each text."""
+        with self._one_at_a_time[os.getpid()], plain_defaults():
+            return vectors_of(self.encoder.encode(texts), dim=self.dim, name="encoder", count=len(texts))
+
+    def ids(self, texts: Sequence[str], *, too_long: TooLong = "refuse", effect: str = READ) -> list[list[int]]:
+        """Tokenise texts; each must have 1 to `max_length` ids. Unknown words cause a warning that states `effect`."""
+        ids = self.tokenizer.encode(list(texts))
+        if check(too_long, TooLong, name="too_long") == "truncate":
+            ids = [row[: self.shape.max_length] for row in ids]
+        check_lengths(ids, texts, max_length=self.shape.max_length)
+        self.warn_of_unknown(ids, texts, effect=effect)
+        return ids
+
+    def warn_of_unknown(self, ids: Sequence[Sequence[int]], texts: Sequence[str], *, effect: str = READ) -> None:
+        """Warn about texts with words outside the vocabulary; `effect` states what happens to these words."""
+        if rows := [row for row, tokens in enumerate(ids) if self.tokenizer.unk_id in tokens]:
+            log.warning(
+                "%d of %d texts contain words outside this model's vocabulary; %s: %s",
+                len(rows), len(texts), effect, ", ".join(show(texts[row], 60) for row in rows[:3]),
+            )  # fmt: skip
+
+    def unknown(self, ids: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
+        """Compute the fraction (n,) of [UNK] among the ids of each text."""
+        return np.array([list(row).count(self.tokenizer.unk_id) / max(len(row), 1) for row in ids])
+
+    def standardised(self, raw_nd: Floats) -> torch.Tensor:
+        """Standardise raw latents: (n, d) float32 on the model's device, with a warning where they are unusual.
+
+        Raises:
+            SamplingError: latents are so far from the training data that results are meaningless.
+        """
+        standard_nd = np.asarray(self.normaliser.standardise(raw_nd), dtype=np.float64)
+        largest_n = np.abs(standard_nd).max(axis=1)
+        if (rows := np.flatnonzero(~(largest_n <= FARTHEST))).size:
+            raise SamplingError(
+                f"latents: expected vectors like those that the encoder makes, found {len(rows)} of {len(raw_nd)} that "
+                f"are more than {FARTHEST:g} standard deviations away from them (row {rows[0]}: "
+                f"{largest_n[rows[0]]:.3g}). Check their scale."
+            )
+        norms_n, (low, high) = norms(standard_nd), getattr(self.normaliser, "typical", None) or (0.0, np.inf)
+        if (rows := np.flatnonzero((norms_n < low) | (norms_n > high))).size:
+            log.warning(
+                "%d of %d latents are unlike those that the run was trained on, so results for them mean little: "
+                "expected norms from %.2f to %.2f in standardised space, found %s (rows %s)",
+                rows.size, len(norms_n), low, high, ", ".join(f"{norms_n[row]:.2f}" for row in rows[:3]),
+                ", ".join(str(row) for row in rows[:3]),
+            )  # fmt: skip
+        return torch.from_numpy(standard_nd.astype(np.float32)).to(self.device)
+
+    # --- from the model -----------------------------------------------------------------------------------------------
+
+    def norms(self, raw_nd: Floats) -> npt.NDArray[np.float64]:
+        """Compute the root mean square (n,) of the standardised coordinates of raw latents, about 1 in training."""
+        return norms(np.asarray(self.normaliser.standardise(raw_nd)))
+
+    def raw(self, latents_nd: npt.NDArray[np.floating]) -> Floats:
+        """Convert standardised latents to raw ones, of unit norm if the encoder's vectors have unit norm."""
+        raw_nd = np.asarray(self.normaliser.invert(latents_nd), dtype=np.float32)
+        return vectors_of(raw_nd, dim=self.dim, name="latents that the model drew (a lower guidance keeps them small)")
+
+    def cosines(self, texts: Sequence[str], raw_md: Floats) -> npt.NDArray[np.float64]:
+        """Cosines (m,) of the re-embedded texts to raw latents (m, d)."""
+        return cosines_of(self.encoded(texts), raw_md)
 
     def text_sampler(self, sampler: Any, steps: int | None, *, conditional: bool = True) -> Any:
-        """Return the configuration of a text sampler; None is the default of the model."""
-        return text_sampler_of(sampler, steps, default=self.model.default_sampler(conditional=conditional))
+        """Return the configuration of a text sampler.
+
+        None is the default of the model; a kind has the steps and the temperature of the default.
+
+        Raises:
+            ConfigurationError: there is no such kind, or a value is out of range; the message lists the kinds.
+        """
+        steps, default = check(steps, Steps | None, name="steps"), self.model.default_sampler(conditional=conditional)
+        if isinstance(sampler, str):
+            known = getattr(TEXT_SAMPLERS.find(sampler, at="sampler"), "__dataclass_fields__", {})
+            kept = [key for key in ("steps", "temperature") if key in known and hasattr(default, key)]
+            inner = {"inner": default} if "inner" in known else {}
+            sampler = {"kind": sampler, **{key: getattr(default, key) for key in kept}, **inner}
+        chosen = parse_kind(TEXT_SAMPLERS, default if sampler is None else sampler, at="sampler")
+        return chosen if steps is None else chosen.override(steps=steps)
 
     def texts(
         self,
@@ -150,17 +323,17 @@ class LoadedModel:
             texts = [template.filled(row, self.tokenizer) for template, row in pairs]
         cosines, encoder_calls = written.cosines, written.encoder_calls
         if reembed and cosines is None and raw_nd is not None:
-            cosines, encoder_calls = self.converter.cosines(texts, raw_nd), encoder_calls + 1
+            cosines, encoder_calls = self.cosines(texts, raw_nd), encoder_calls + 1
         known = [source for source in sources if source is not None]
         return Texts(
             texts=tuple(texts),
-            tokens=written.tokens,
+            tokens=tuple(written.tokens),
             log_probs=written.log_probs,
             model_calls=written.model_calls,
             encoder_calls=encoder_calls,
             sources=tuple(sources),
             cosines=cosines,
             latents=raw_nd,
-            latent_norms=None if raw_nd is None else self.converter.norms(raw_nd),
-            unknown=self.converter.unknown(self.tokenizer.encode(known)) if known else None,
+            latent_norms=None if raw_nd is None else self.norms(raw_nd),
+            unknown=self.unknown(self.tokenizer.encode(known)) if known else None,
         )

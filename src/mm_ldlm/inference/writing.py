@@ -1,27 +1,49 @@
-"""Text and latent generation: lengths, sampling and search in batches, in token ids and standardised latents.
+"""Work of a request in batches, and the generation of texts and latents in it, in token ids and standardised latents.
 
-A canvas is a list of ids in which `[MASK]` marks the positions to be written.
+The rows of a request are divided into batches of similar length, several at a time on a CPU. The randomness of a row
+depends only on its number in the request and on the seed, so that batching changes no result. What the model returns is
+checked here, once, for all requests. A canvas is a list of ids in which `[MASK]` marks the positions to be written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
+from tqdm import tqdm
 
+from mm_ldlm.core.config import PositiveInt, check
 from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core.messages import show
+from mm_ldlm.data.batching import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.inference.batches import Batches, Values
+from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.limits import Length
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 from mm_ldlm.sampling.search import SearchConfig, search
 
+MOST_LOGITS = 48_000_000
+"""Largest number of logits of the model calls at one time; a float64 distribution takes eight bytes for each."""
+MOST_TOKENS = 8192
+"""Default number of tokens of a batch, where the vocabulary permits it"""
+MOST_TOKENS_CPU = 1024
+"""The same on a CPU, where small batches pad less, fit the caches, and are computed side by side"""
+BYTES_PER_TOKEN, BYTES_PER_LOGIT = 160, 12
+"""Of a token that is written: ids and statistics as Python numbers and in about twelve tensors; of a logit of a batch:
+float32, and a float64 distribution"""
+
+Values = Mapping[str, Any]
+"""Name → a tensor (B, ...), or a list of B items, for the B rows of a batch"""
 Cosines = Callable[[list[list[int]], list[int]], np.ndarray]
 """(token lists, row of the request of each) → cosine of each re-embedded text to its target."""
 
@@ -30,7 +52,7 @@ Cosines = Callable[[list[list[int]], list[int]], np.ndarray]
 class Written:
     """Texts written for the n canvases of a request, in its order."""
 
-    tokens: tuple[tuple[int, ...], ...]
+    tokens: Sequence[tuple[int, ...]]
     log_probs: np.ndarray
     """(n,) nats, summed over the written tokens"""
     model_calls: np.ndarray
@@ -40,8 +62,82 @@ class Written:
     """Standardised latents that were drawn with the texts"""
 
 
-class Writer(Batches):
-    """Writer of texts and latents with one model."""
+class Writer:
+    """Batches of requests to one model, and the writing of texts and latents in them.
+
+    Args:
+        batch_tokens: number of tokens of one batch including pads; None chooses it by the device and the vocabulary.
+    """
+
+    def __init__(self, model: GenerativeModel, *, batch_tokens: int | None = None) -> None:
+        vocab_size = model.shape.vocab_size
+        if batch_tokens is None:
+            most = MOST_TOKENS_CPU if model.device.type == "cpu" else MOST_TOKENS
+            batch_tokens = max(256, min(most, MOST_LOGITS // vocab_size))
+        self.model, self.batch_tokens = model, check(batch_tokens, PositiveInt, name="batch_tokens")
+        refuse_beyond_memory(self.batch_tokens * vocab_size * BYTES_PER_LOGIT, f"batch_tokens {self.batch_tokens:,}")
+        compute_after_forks()
+
+    @contextmanager
+    def computing(
+        self, work: Callable[[list[int]], Values], lengths: Sequence[int], doing: str
+    ) -> Iterator[tuple[list[list[int]], Iterable[Values]]]:
+        """Divide the rows of a request with texts of these lengths into batches; yield them and `work` of each.
+
+        The work is done where its iterator is consumed, with a progress bar on a terminal after two seconds. Threads
+        compute several batches at a time on a CPU.
+        """
+        batches = [batch.tolist() for batch in batches_by_length(lengths, max_tokens=self.batch_tokens)]
+        lanes = min(lanes_of(self.model.device), MOST_LOGITS // (self.batch_tokens * self.model.shape.vocab_size))
+        made = side_by_side(work, batches, lanes=lanes)
+        with self.model.evaluating():
+            yield (
+                batches,
+                tqdm(made, total=len(batches), desc=doing, unit="batch", disable=None, delay=2.0, leave=False),
+            )
+
+    def joined(self, batches: Sequence[Any], results: Iterable[Values]) -> dict[str, Any]:
+        """Join the values of the batches in the order of the request: tensors to arrays (n, ...), lists to lists.
+
+        Raises:
+            SamplingError: a number is not finite; the message names the rows, and a damaged weight if there is one.
+        """
+        order = np.argsort(np.concatenate(batches))
+        every, found = list(results), dict[str, Any]()
+        for name in every[0]:
+            parts = [values[name] for values in every]
+            if isinstance(parts[0], Tensor):
+                found[name] = torch.cat(parts).cpu().numpy()[order]
+                self.check_finite(found[name], name)
+            else:
+                items = [item for part in parts for item in part]
+                found[name] = [items[place] for place in order]
+        return found
+
+    def check_finite(self, values: np.ndarray, name: str) -> None:
+        """Raise SamplingError unless all values (n, ...) that the model returned for n inputs are finite."""
+        rows = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+        if rows.size:
+            inputs = "its weights are finite. Check the size of the latents and the sampler (guidance, t_max)."
+            raise SamplingError(
+                f"expected finite {name.replace('_', ' ')} from the model, found others for {len(rows)} of "
+                f"{len(values)} inputs (rows {show(rows[:8].tolist())}); {_bad_weight(self.model) or inputs}"
+            )
+
+    def generator(self, rows: Sequence[int] | range, seed: int) -> RowGenerator:
+        """Make the generator for these rows of the request."""
+        return RowGenerator(seed, torch.tensor(list(rows), dtype=torch.int64, device=self.model.device))
+
+    def padded(self, rows: Sequence[Sequence[int]], *, length: int | None = None) -> Tensor:
+        """Pad rows of ids to an int64 tensor (B, L) with [PAD] after the end of each row."""
+        out = np.full((len(rows), length or max(map(len, rows))), self.model.shape.pad_id, dtype=np.int64)
+        for index, row in enumerate(rows):
+            out[index, : len(row)] = row
+        return torch.from_numpy(out).to(self.model.device)
+
+    def masks(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Make a canvas of masks for each length."""
+        return [[self.model.shape.mask_id] * length for length in lengths]
 
     # --- lengths ------------------------------------------------------------------------------------------------------
 
@@ -89,14 +185,12 @@ class Writer(Batches):
             )
             return self._texts(sample, [len(canvases[row]) for row in batch], batch)
 
-        batches = self.divide([len(canvas) for canvas in canvases])
-        with self.model.evaluating():
-            return _written(self.joined(batches, [*self.results(work, batches, "writing")]))
+        with self.computing(work, [len(canvas) for canvas in canvases], "writing") as (batches, results):
+            return Written(**self.joined(batches, list(results)))
 
-    def write_likeliest_length(
-        self, *, lengths: int, latents_nd: Tensor | None, rows: int, sampler: Any, seed: int
-    ) -> Written:
+    def write_likeliest_length(self, lengths: int, latents_nd: Tensor, *, sampler: Any, seed: int) -> Written:
         """Write each text at its `lengths` most probable lengths; keep the highest log p(length) + Σ log p(token)."""
+        rows = len(latents_nd)
         best_nk = self.length_log_probs(latents_nd, rows=rows).topk(min(lengths, self.model.shape.max_length), dim=1)
         tries = [
             self.write(self.masks((index_n + 1).tolist()), latents_nd=latents_nd, sampler=sampler, seed=seed)
@@ -105,10 +199,10 @@ class Writer(Batches):
         totals_kn = np.stack([t.log_probs for t in tries]) + best_nk.values.T.double().cpu().numpy()
         chosen = list(enumerate(totals_kn.argmax(axis=0)))
         return Written(
-            tuple(tries[k].tokens[row] for row, k in chosen),
+            [tries[k].tokens[row] for row, k in chosen],
             np.array([tries[k].log_probs[row] for row, k in chosen]),
             np.sum([t.model_calls for t in tries], axis=0),
-            np.zeros(rows, dtype=np.int64),
+            tries[0].encoder_calls,
         )
 
     def search(
@@ -149,15 +243,14 @@ class Writer(Batches):
             texts = [self._unpadded(ids) for ids in found.tokens.tolist()]
             return {
                 "tokens": [self._words(ids, row) for ids, row in zip(texts, batch, strict=True)],
-                "log_probabilities": found.log_probs.double().sum(dim=1),
+                "log_probs": found.log_probs.double().sum(dim=1),
                 "model_calls": found.model_calls_per_row,
                 "encoder_calls": found.encoder_calls_per_row,
                 "cosines": found.cosines.double(),
             }
 
-        batches = self.divide(longest)
-        with self.model.evaluating():
-            return _written(self.joined(batches, [*self.results(work, batches, "searching")]))
+        with self.computing(work, longest, "searching") as (batches, results):
+            return Written(**self.joined(batches, results))
 
     def _starting_canvases(
         self, latents_nd: Tensor, first: Sequence[int], config: SearchConfig
@@ -191,9 +284,8 @@ class Writer(Batches):
             calls_B = torch.full((len(batch),), sample.model_calls)
             return {"latents": sample.draws.float().transpose(0, 1), "model_calls": calls_B}
 
-        batches = self.divide([len(row) for row in ids])
-        with self.model.evaluating():
-            found = self.joined(batches, [*self.results(work, batches, "drawing latents")])
+        with self.computing(work, [len(row) for row in ids], "drawing latents") as (batches, results):
+            found = self.joined(batches, results)
         draws_nKd = torch.from_numpy(found["latents"]).to(self.model.device)
         return draws_nKd.transpose(0, 1).contiguous(), found["model_calls"]
 
@@ -227,9 +319,8 @@ class Writer(Batches):
             calls_B = torch.full((len(batch),), sample.model_calls)
             return {**texts, "model_calls": calls_B, "latents_nd": sample.latent.latents}
 
-        batches = self.divide([len(canvas) for canvas in canvases])
-        with self.model.evaluating():
-            return _written(self.joined(batches, [*self.results(work, batches, "writing")]))
+        with self.computing(work, [len(canvas) for canvas in canvases], "writing") as (batches, results):
+            return Written(**self.joined(batches, list(results)))
 
     # --- pieces -------------------------------------------------------------------------------------------------------
 
@@ -240,7 +331,8 @@ class Writer(Batches):
             for ids, length, row in zip(sample.tokens.tolist(), lengths, rows, strict=True)
         ]
         sums_B = sample.log_probs.double().sum(dim=1)
-        return {"tokens": tokens, "log_probabilities": sums_B, "model_calls": sample.calls_per_row}
+        calls_B = sample.calls_per_row
+        return {"tokens": tokens, "log_probs": sums_B, "model_calls": calls_B, "encoder_calls": calls_B * 0}
 
     def _unpadded(self, ids: Sequence[int]) -> list[int]:
         return [index for index in ids if index != self.model.shape.pad_id]
@@ -248,19 +340,44 @@ class Writer(Batches):
     def _words(self, ids: Sequence[int], row: int) -> tuple[int, ...]:
         """Return the ids of a text; SamplingError if it contains [MASK], [PAD], or an id beyond the vocabulary."""
         shape = self.model.shape
-        special = {shape.mask_id: " ([MASK])", shape.pad_id: " ([PAD])"}
-        for token in ids:
-            if token in special or token >= shape.vocab_size:
-                raise SamplingError(
-                    f"row {row} of the request: expected a text of words, but the sampler wrote the id {token}"
-                    f"{special.get(token, '')}. Choose another sampler, or more steps."
-                )
+        if wrong := [token for token in ids if token in (shape.mask_id, shape.pad_id) or token >= shape.vocab_size]:
+            raise SamplingError(
+                f"row {row} of the request: expected a text of words, but the sampler wrote the ids {show(wrong[:3])} "
+                f"([MASK] is {shape.mask_id}, [PAD] {shape.pad_id}). Choose another sampler, or more steps."
+            )
         return tuple(ids)
 
 
-def _written(found: dict[str, Any]) -> Written:
-    nothing = np.zeros(len(found["tokens"]), dtype=np.int64)
-    return Written(
-        tuple(found["tokens"]), found["log_probabilities"], found["model_calls"], found.get("encoder_calls", nothing),
-        found.get("cosines"), found.get("latents_nd"),
-    )  # fmt: skip
+def refuse_texts_beyond_memory(count: int, *, tokens: int, numbers: int = 0) -> None:
+    """Raise SamplingError if `count` texts of `tokens` tokens, with `numbers` numbers each, exceed the free memory."""
+    needed = count * (1_000 + tokens * BYTES_PER_TOKEN + 8 * numbers)
+    refuse_beyond_memory(needed, f"{count:,} texts of up to {tokens:,} tokens")
+
+
+def refuse_beyond_memory(needed: int, request: str) -> None:
+    """Raise SamplingError if a request needs more bytes than the machine has free."""
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise SamplingError(
+            f"expected a request that fits the {free / 1e9:.1f} GB of free memory, found one of about "
+            f"{needed / 1e9:,.1f} GB ({request}). Request less at once."
+        )
+
+
+@functools.cache
+def compute_after_forks() -> None:
+    """Let processes that are forked from this one compute with one thread.
+
+    The threads of OpenMP do not survive a fork, and the first parallel region of the new process would wait for them
+    for ever.
+    """
+    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
+
+
+def _bad_weight(model: GenerativeModel) -> str | None:
+    """Name the first tensor of the model that contains a number that is not finite; None if there is none."""
+    for module in (value for value in vars(model).values() if isinstance(value, nn.Module)):
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if tensor.is_floating_point() and (count := int((~torch.isfinite(tensor)).sum())):
+                return f"the tensor '{name}' contains {count:,} numbers that are not finite. Choose another checkpoint."
+    return None

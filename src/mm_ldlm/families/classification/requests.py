@@ -19,8 +19,8 @@ from mm_ldlm.core.config import check
 from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.inference.arguments import check_tokens, listed, texts_of, vectors_of
-from mm_ldlm.inference.batches import Values
-from mm_ldlm.inference.conversion import Latents, TooLong
+from mm_ldlm.inference.model import Latents, TooLong
+from mm_ldlm.inference.writing import Values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,15 +78,15 @@ def classify(
     too_long = check(too_long, TooLong, name="too_long")
     _refuse_second(model, given=second is not None)
     if cast(Any, model.model).classifies == "latents":
-        sources, raw_nd = model.converter.targets(items, written=False)
+        sources, raw_nd = model.targets(items, written=False)
         return classify_latents(model, raw_nd, sources)
     texts, others = texts_of(items), None
     if second is not None:
         seconds = texts_of(second, name="second")
         if len(seconds) != len(texts):
             raise SamplingError(f"classify: expected one second text for each of {len(texts)}, found {len(seconds)}.")
-        others = model.converter.ids(seconds, too_long=too_long)
-    return classify_tokens(model, model.converter.ids(texts, too_long=too_long), texts, second=others)
+        others = model.ids(seconds, too_long=too_long)
+    return classify_tokens(model, model.ids(texts, too_long=too_long), texts, second=others)
 
 
 def classify_tokens(
@@ -107,25 +107,24 @@ def classify_tokens(
     def work(batch: list[int]) -> Values:
         return _probabilities(classifier.class_logits(*(writer.padded([side[row] for row in batch]) for side in sides)))
 
-    batches = writer.divide([sum(len(side[row]) for side in sides) for row in range(len(ids))])
-    with classifier.evaluating():
-        found = writer.joined(batches, [*writer.results(work, batches, "classifying")])
-    return Classes(tuple(texts), classifier.classes, found[PROBABILITIES], unknown=model.converter.unknown(ids))
+    lengths = [sum(len(side[row]) for side in sides) for row in range(len(ids))]
+    with writer.computing(work, lengths, "classifying") as (batches, results):
+        found = writer.joined(batches, results)
+    return Classes(tuple(texts), classifier.classes, found[PROBABILITIES], unknown=model.unknown(ids))
 
 
 def classify_latents(model: MMLDLM, latents: Latents, sources: Sequence[str | None] | None = None) -> Classes:
     """Classify raw latents (n, d); see `classify`."""
     model.capabilities.require("classify")
-    raw_nd = vectors_of(latents, dim=model.dim)
-    named = [None] * len(raw_nd) if sources is None else listed(sources, name="sources")
-    if len(named) != len(raw_nd):
-        raise SamplingError(f"sources: expected a text or None for each of {len(raw_nd)} latents, found {len(named)}.")
-    latents_nd, classifier = model.converter.standardised(raw_nd), cast(Any, model.model)
+    named = None if sources is None else listed(sources, name="sources")
+    raw_nd = vectors_of(latents, dim=model.dim, count=None if named is None else len(named))
+    named = [None] * len(raw_nd) if named is None else named
+    latents_nd, classifier = model.standardised(raw_nd), cast(Any, model.model)
     batches = np.array_split(np.arange(len(raw_nd)), -(-len(raw_nd) // LATENTS_PER_BATCH))
     with classifier.evaluating():
         results = [_probabilities(classifier.class_logits(latents_nd[batch])) for batch in batches]
     found = model.writer.joined(batches, results)
-    norms_n = model.converter.norms(raw_nd)
+    norms_n = model.norms(raw_nd)
     return Classes(tuple(named), classifier.classes, found[PROBABILITIES], latent_norms=norms_n)
 
 

@@ -18,10 +18,9 @@ from mm_ldlm.core.errors import SamplingError
 from mm_ldlm.families.images.config import CAPTION_SAMPLERS
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.inference.arguments import array_of, check_tokens, latent_sampler_of, texts_of
-from mm_ldlm.inference.batches import refuse_texts_beyond_memory
-from mm_ldlm.inference.inverting import length_of
+from mm_ldlm.inference.generating import length_of
 from mm_ldlm.inference.results import Texts
-from mm_ldlm.inference.writing import Writer
+from mm_ldlm.inference.writing import Writer, refuse_texts_beyond_memory
 from mm_ldlm.sampling.gaussian import GaussianSampler
 from mm_ldlm.sampling.limits import DrawnLength, Length, Steps
 from mm_ldlm.sampling.registry import text_sampler

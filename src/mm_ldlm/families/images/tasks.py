@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mm_ldlm.pipelines.sampling.tasks import Columns, Task, held_out, text_rows
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from mm_ldlm.data import Dataset
     from mm_ldlm.families.images.config import ImageTasksConfig
     from mm_ldlm.inference import MMLDLM
-    from mm_ldlm.objectives.capabilities import Capabilities
 
 
 class ImageTask(Task):
@@ -30,7 +29,6 @@ class ImageTask(Task):
 class CaptionToImage(ImageTask):
     """Draw images of held-out captions."""
 
-    name = "caption_to_image"
     columns: ClassVar[Columns] = {"id": "string", "source": "string", "image": "object", "model_calls": "int64"}
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
@@ -42,16 +40,13 @@ class CaptionToImage(ImageTask):
 class ImageToCaption(ImageTask):
     """Write captions of held-out images."""
 
-    name = "image_to_caption"
     columns: ClassVar[Columns] = {
         "id": "string", "source": "string", "text": "string", "tokens": "object", "length": "int64",
         "log_prob": "float64", "model_calls": "int64",
     }  # fmt: skip
 
     sampler_at, length_at = "images.sampling.caption", "images.sampling.length"
-
-    def fits_window(self, capabilities: Capabilities) -> bool:
-        return True
+    fits_window = True
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
         from mm_ldlm.data.sentences import rows_of_ids
@@ -66,11 +61,13 @@ class ImageToCaption(ImageTask):
 class ImageText(ImageTask):
     """Draw images and their captions together from noise."""
 
-    name = "image_text"
     columns: ClassVar[Columns] = {"text": "string", "image": "object", "model_calls": "int64"}
 
     inputs = ()
-    length = "sample"
+
+    def __init__(self, name: str, **sections: Any) -> None:
+        super().__init__(name, **sections)
+        self.length = "sample"
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
         made = model.images.generate(self.own.joint_count, steps=self.own.joint_steps, seed=seed)

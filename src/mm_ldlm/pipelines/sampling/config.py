@@ -6,54 +6,40 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.core.config import (
-    CheckpointName,
-    Device,
-    Fraction,
-    InvalidValue,
-    Rows,
-    RowsOrNone,
-    config,
-)
+from mm_ldlm.core.config import CheckpointName, Device, Fraction, InvalidValue, Rows, RowsOrNone, checked, config
 from mm_ldlm.core.messages import nearest
-from mm_ldlm.inference.inverting import Keep
+from mm_ldlm.inference.generating import Curve, Keep, Points, Which
 from mm_ldlm.pipelines.sampling import TASKS
 from mm_ldlm.sampling.joint import JointOrder, refuse_samplers
-from mm_ldlm.sampling.limits import Candidates, DrawnLength, Length, Steps
+from mm_ldlm.sampling.limits import Candidates, DrawnLength, Length
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 from mm_ldlm.sampling.search import SearchConfig
 
 
-class _ReadsFiles:
-    """Files that the parameter `files` names."""
-
-    files: tuple[str, ...]
-
-    def input_files(self) -> Iterator[tuple[str, str]]:
-        yield from ((f"files.{place}", file) for place, file in enumerate(self.files))
-
-
 @config
-class L2tConfig(_ReadsFiles):
-    """Additional inputs of l2t (texts from latents), besides the held-out sentences."""
-
-    files: tuple[str, ...] = ()
-    """`.npy` files of raw latents (n, d)"""
-    texts: tuple[str, ...] = ()
-    """Texts that the encoder embeds and the model inverts"""
-    samples: Candidates = 1
-    """Number of texts for each latent; more than one need a temperature above 0 or the length 'sample'"""
-    keep: Keep = "best"
-    """best: of several texts, that of the highest cosine | all"""
-
-
-@config
-class T2lConfig(_ReadsFiles):
+class T2lConfig:
     """Additional inputs of t2l (latents from texts), besides the held-out sentences."""
 
     files: tuple[str, ...] = ()
     """Text files with one sentence per line"""
     texts: tuple[str, ...] = ()
+
+    def input_files(self) -> Iterator[tuple[str, str]]:
+        """Yield the key and the path of each file."""
+        yield from ((f"files.{place}", file) for place, file in enumerate(self.files))
+
+
+@config
+class L2tConfig(T2lConfig):
+    """Additional inputs of l2t (texts from latents), besides the held-out sentences.
+
+    `files` are `.npy` files of raw latents (n, d); the encoder embeds `texts`, and the model inverts them.
+    """
+
+    samples: Candidates = 1
+    """Number of texts for each latent; more than one need a temperature above 0 or the length 'sample'"""
+    keep: Keep = "best"
+    """best: of several texts, that of the highest cosine | all"""
 
 
 @config
@@ -94,7 +80,7 @@ class EditConfig:
     sources: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     strength: Fraction = 0.5
-    which: Literal["least_likely", "random"] = "least_likely"
+    which: Which = "least_likely"
 
     def __post_init__(self) -> None:
         if len(self.targets) not in (1, len(self.sources)) and self.sources:
@@ -112,8 +98,9 @@ class InterpolateConfig:
 
     starts: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
-    steps: Steps = 5
-    path: Literal["slerp", "lerp"] = "slerp"
+    steps: Points = 5
+    """Number of texts of each pair, including both ends"""
+    path: Curve = "slerp"
 
     def __post_init__(self) -> None:
         if len(self.starts) != len(self.ends):
@@ -122,15 +109,19 @@ class InterpolateConfig:
                 "starts",
                 "ends",
             )
-        if self.steps < 2:
-            raise InvalidValue(f"steps must be at least 2, which includes both ends, found {self.steps}", "steps")
+
+
+def _known(task: str) -> str:
+    if task not in TASKS:
+        raise ValueError(f"expected a task, found '{task}'.{nearest(task, TASKS)} Choose among {', '.join(TASKS)}")
+    return task
 
 
 @config
 class SamplingConfig:
     """Parameters of `kedro run --pipelines=sampling`."""
 
-    tasks: tuple[str, ...] | None = None
+    tasks: tuple[Annotated[str, checked(_known)], ...] | None = None
     """Names of `TASKS`; None: every task that has an input and that the run supports. A task that is listed and that
     the run does not support is refused"""
     checkpoint: CheckpointName = "latest"
@@ -157,10 +148,3 @@ class SamplingConfig:
     infill: InfillConfig = field(default_factory=InfillConfig)
     edit: EditConfig = field(default_factory=EditConfig)
     interpolate: InterpolateConfig = field(default_factory=InterpolateConfig)
-
-    def __post_init__(self) -> None:
-        known = list(TASKS)
-        for task in self.tasks or ():
-            if task not in known:
-                hint = nearest(task, known)
-                raise InvalidValue(f"expected tasks among {', '.join(known)}, found '{task}'.{hint}", "tasks")

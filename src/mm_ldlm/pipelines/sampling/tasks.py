@@ -48,9 +48,13 @@ class Task(ABC):
         length_at: the parameter of their length; "" for a task that chooses no lengths.
         field: a field of the examples without which nobody expects the task, so that no line of the log says that it is
             skipped; None: all runs.
+        use: use of the run that the task needs (`objectives.capabilities.USES`); the name of the task, if not set.
+        order: order in which a text and its latent are generated; "" for tasks without one.
+        given: whether texts are written given latents, or data of another kind.
+        length: length of the texts; None for a task that chooses no lengths.
+        fits_window: whether the texts must fit the model, whatever the sampler could write.
     """
 
-    name: ClassVar[str]
     columns: ClassVar[Columns]
     sections: ClassVar[tuple[str, ...]] = ("sampling",)
     inputs: ClassVar[tuple[str, ...]] = ("sampling.rows",)
@@ -58,35 +62,18 @@ class Task(ABC):
     sampler_at: ClassVar[str] = ""
     length_at: ClassVar[str] = ""
     field: ClassVar[str | None] = None
+    fits_window: ClassVar[bool] = False
 
-    def __init__(self, **sections: Any) -> None:
+    def __init__(self, name: str, **sections: Any) -> None:
+        self.name = name
         self.parameters = SimpleNamespace(**sections)
         self.sampling: SamplingConfig = self.parameters.sampling
+        self.use, self.order, self.given = name, "", True
+        self.length: str | int | None = self.value(self.length_at)
 
     def value(self, path: str) -> Any:
         """Return the value of a parameter; None for the path ""."""
         return attrgetter(path)(self.parameters) if path else None
-
-    @property
-    def use(self) -> str:
-        """Use of the run that the task needs (`objectives.capabilities.USES`)."""
-        return self.name
-
-    @property
-    def order(self) -> str:
-        """Order in which a text and its latent are generated; "" for tasks without one."""
-        return ""
-
-    @property
-    def given(self) -> bool:
-        """Whether texts are written given latents, or data of another kind."""
-        return True
-
-    @property
-    def length(self) -> str | int | None:
-        """Length of the texts; None for a task that chooses no lengths."""
-        found: str | int | None = self.value(self.length_at)
-        return found
 
     @property
     def has_input(self) -> bool:
@@ -97,10 +84,6 @@ class Task(ABC):
     def requested(self) -> bool:
         """Whether the task takes place if the run supports it."""
         return self.has_input if self.sampling.tasks is None else self.name in self.sampling.tasks
-
-    def fits_window(self, capabilities: Capabilities) -> bool:
-        """Return whether the texts must fit the model, whatever the sampler could write."""
-        return False
 
     def refusal(self, capabilities: Capabilities) -> str | None:
         """Explain why a run does not support the task; None if it does."""
@@ -114,7 +97,7 @@ class Task(ABC):
 def task_of(name: str, sections: Mapping[str, Any]) -> Task:
     """Make a task with its parameters, from the typed sections by name."""
     kind = TASKS.load(name)
-    task: Task = kind(**{section: sections[section] for section in kind.sections})
+    task: Task = kind(name, **{section: sections[section] for section in kind.sections})
     return task
 
 
@@ -130,12 +113,12 @@ def problems(sections: Mapping[str, Any]) -> list[str]:
         reason = task.refusal(capabilities)
         if reason is None and not task.has_input:
             reason = f"it has no input: set {' or '.join(task.inputs)}."
+        if reason is not None and chosen is not None:
+            found[f"sampling.tasks.{chosen.index(name)}"] = (
+                f"'{name}' is listed, but {reason} Remove the task, or set sampling.tasks to null, which stands for "
+                "every task that the run supports."
+            )
         if reason is not None:
-            if chosen is not None:
-                found[f"sampling.tasks.{chosen.index(name)}"] = (
-                    f"'{name}' is listed, but {reason} Remove the task, or set sampling.tasks to null, which stands "
-                    "for every task that the run supports."
-                )
             continue
         if task.value(task.embeds) and (reason := no_encoder(sections["encoder"])) is not None:
             found[task.embeds] = f"the encoder embeds these texts, but {reason}"
@@ -143,9 +126,10 @@ def problems(sections: Mapping[str, Any]) -> list[str]:
         if hasattr(sampler, "refusal"):  # it writes tokens
             refused = capabilities.sampler_refusal(sampler, task.use, given_latent=task.given)
             found[task.sampler_at] = found.get(task.sampler_at) or refused
+        fits = task.fits_window or (task.order in ("text_first", "together") and bool(capabilities.joint_orders))
         too_long = length_refusal(
             task.length, max_length=sections["tokenizer"].max_length, process=capabilities.process,
-            sampler=None if task.fits_window(capabilities) else sampler,
+            sampler=None if fits else sampler,
         )  # fmt: skip
         found[task.length_at] = found.get(task.length_at) or too_long
     return [f"parameter '{at}': {reason}" for at, reason in found.items() if reason is not None]
@@ -161,7 +145,6 @@ class L2t(Task):
     there is neither a search nor a cosine.
     """
 
-    name = "l2t"
     columns: ClassVar[Columns] = {"id": "string", "origin": "string", **TEXT_COLUMNS, "sample": "int64", "best": "bool"}
     inputs = ("sampling.rows", "sampling.l2t.files", "sampling.l2t.texts")
     embeds, sampler_at, length_at = "sampling.l2t.texts", "sampling.text", "sampling.length"
@@ -191,7 +174,6 @@ class L2t(Task):
 class T2l(Task):
     """Sample latents of held-out and given texts; `cosine` is to the encoder's vector, if the store contains it."""
 
-    name = "t2l"
     columns: ClassVar[Columns] = {
         "id": "string", "origin": "string", "source": "string", "latent": "object", "model_calls": "int64",
         "cosine": "float64",
@@ -199,19 +181,13 @@ class T2l(Task):
     inputs = ("sampling.rows", "sampling.t2l.files", "sampling.t2l.texts")
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
-        import numpy as np
-
-        from mm_ldlm.inference.arguments import read_texts
+        from mm_ldlm.inference.arguments import cosines_of, read_texts
 
         config, own, parts = self.sampling, self.sampling.t2l, []
         if config.rows:
             held = held_out(self.sampling, dataset, seed)
             made = model.embed_tokens(held.tokens, held.texts, sampler=config.latent, seed=seed)
-            unit_nd, encoded_nd = (
-                x_nd / np.maximum(np.linalg.norm(x_nd, axis=1, keepdims=True), 1e-12)
-                for x_nd in (made.latents, held.latents)
-            )
-            cosine_n = np.einsum("nd,nd->n", unit_nd, encoded_nd)
+            cosine_n = cosines_of(made.latents, held.latents)
             parts.append(made.to_frame().assign(id=list(held.ids), origin=config.split, cosine=cosine_n))
         given = [(file, read_texts(file)) for file in own.files]
         given += [("texts", list(own.texts))] if own.texts else []
@@ -226,7 +202,6 @@ class Unconditional(Task):
     The table contains the training sentence whose latent is nearest to that of each text.
     """
 
-    name = "unconditional"
     columns: ClassVar[Columns] = {
         "text": "string", "tokens": "object", "length": "int64", "log_prob": "float64", "model_calls": "int64",
         "latent": "object", "neighbour": "string", "neighbour_cosine": "float64",
@@ -234,17 +209,10 @@ class Unconditional(Task):
     inputs = ()
     sampler_at, length_at = "sampling.unconditional.text", "sampling.unconditional.length"
 
-    @property
-    def order(self) -> str:
-        return self.sampling.unconditional.order
-
-    @property
-    def given(self) -> bool:
-        return self.order == "latent_first"
-
-    def fits_window(self, capabilities: Capabilities) -> bool:
-        """See `Task.fits_window`. A text that its latent is drawn with or from fits the model."""
-        return bool(capabilities.joint_orders) and not self.given
+    def __init__(self, name: str, **sections: Any) -> None:
+        super().__init__(name, **sections)
+        self.order = self.sampling.unconditional.order
+        self.given = self.order == "latent_first"
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
         own = self.sampling.unconditional
@@ -267,18 +235,14 @@ class Unconditional(Task):
 class Infill(Task):
     """Fill the [MASK] positions of given texts, given the embeddings of other texts or without latents."""
 
-    name = "infill"
     columns: ClassVar[Columns] = {"latent_of": "string", **TEXT_COLUMNS}
     inputs = ("sampling.infill.texts",)
     embeds, sampler_at = "sampling.infill.latents_of", "sampling.text"
 
-    @property
-    def given(self) -> bool:
-        return bool(self.sampling.infill.latents_of)
-
-    @property
-    def use(self) -> str:
-        return "infill_given_latent" if self.given else self.name
+    def __init__(self, name: str, **sections: Any) -> None:
+        super().__init__(name, **sections)
+        self.given = bool(self.sampling.infill.latents_of)
+        self.use = "infill_given_latent" if self.given else self.name
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
         own = self.sampling.infill
@@ -290,7 +254,6 @@ class Infill(Task):
 class Edit(Task):
     """Rewrite a part of given texts, given the embeddings of target texts."""
 
-    name = "edit"
     columns: ClassVar[Columns] = {"target": "string", "strength": "float64", **TEXT_COLUMNS}
     inputs = ("sampling.edit.sources",)
     embeds, sampler_at = "sampling.edit.targets", "sampling.text"
@@ -308,7 +271,6 @@ class Edit(Task):
 class Interpolate(Task):
     """Write texts between the embeddings of pairs of texts."""
 
-    name = "interpolate"
     columns: ClassVar[Columns] = {"pair": "int64", "fraction": "float64", **TEXT_COLUMNS}
     inputs = ("sampling.interpolate.starts",)
     embeds, sampler_at, length_at = "sampling.interpolate.starts", "sampling.text", "sampling.length"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.inference.runs import DIM, LATENTS, make
 
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.inference import MMLDLM, embedding
-from mm_ldlm.inference.inverting import lerp, slerp
+from mm_ldlm.inference import MMLDLM, reading
+from mm_ldlm.inference.generating import lerp, slerp
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, latent_sampler
 
 Request = Callable[[MMLDLM, Any], Any]
@@ -141,7 +141,7 @@ def test_each_path_is_straight_where_its_own_ends_are_parallel() -> None:
 def test_neighbours_are_those_of_a_full_comparison(
     chunk: int, model: MMLDLM, refuses: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedding, "CHUNK", chunk)
+    monkeypatch.setattr(reading, "CHUNK", chunk)
     draw = np.random.default_rng(0)
     store = (draw.normal(size=(50, DIM)) * draw.uniform(0.1, 9, size=(50, 1))).astype(np.float32)
     queries = 3 * draw.normal(size=(5, DIM)).astype(np.float32)

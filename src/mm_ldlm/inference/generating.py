@@ -1,4 +1,4 @@
-"""Requests that write whole texts: inversion of latents, interpolation between them, and generation from noise."""
+"""Requests that write texts: inversion, interpolation and generation, and the infilling and editing of given texts."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from mm_ldlm.core.config import Rows, Seed, bounded, check, parse
+from mm_ldlm.core.config import Fraction, Rows, Seed, bounded, check, parse
 from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.inference.arguments import latent_sampler_of
-from mm_ldlm.inference.batches import refuse_texts_beyond_memory
-from mm_ldlm.inference.conversion import Latents
+from mm_ldlm.core.messages import show
+from mm_ldlm.inference.arguments import check_lengths, latent_sampler_of, texts_of, vectors_of
+from mm_ldlm.inference.model import KEPT, Latents, LoadedModel
 from mm_ldlm.inference.results import Interpolations, Texts
+from mm_ldlm.inference.verbatim import rewritten, with_masks
+from mm_ldlm.inference.writing import Values, Writer, refuse_texts_beyond_memory
 from mm_ldlm.sampling.joint import JointOrder, refuse_samplers
 from mm_ldlm.sampling.limits import MOST_STEPS, Candidates, DrawnLength, Length, length_refusal, lengths_tried
+from mm_ldlm.sampling.orders import top_by_row
 from mm_ldlm.sampling.search import SearchConfig
-
-if TYPE_CHECKING:
-    from mm_ldlm.inference.model import LoadedModel
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,11 @@ Keep = Literal["best", "all"]
 """Which of several texts for one latent are kept"""
 Curve = Literal["slerp", "lerp"]
 Points = Annotated[int, bounded(ge=2, le=MOST_STEPS)]
+Which = Literal["least_likely", "random"]
+"""Which tokens of a text are rewritten"""
+Mark = Annotated[str, bounded(min_length=1)]
+
+# --- texts of latents, and texts from noise ---------------------------------------------------------------------------
 
 
 def invert(
@@ -68,48 +74,38 @@ def invert(
     config = model.text_sampler(sampler, steps)
     length = length_of(model, length, "l2t", sampler=config)
     search = SearchConfig() if search is None else parse(SearchConfig, search, at="search")
-    sources, raw_nd = model.converter.targets(targets)
-    latents_nd, count = model.converter.standardised(raw_nd), len(raw_nd)
+    sources, raw_nd = model.targets(targets)
+    latents_nd, count = model.standardised(raw_nd), len(raw_nd)
     tried = 2 * (search.candidates + search.beam) if search.enabled else 1
     longest = length if isinstance(length, int) else model.max_length
     refuse_texts_beyond_memory(count * samples * tried, tokens=longest, numbers=model.dim)
     if samples > 1:  # sample by sample: the first one of each latent is that of a request for one
         latents_nd, raw_nd = latents_nd.repeat(samples, 1), np.tile(raw_nd, (samples, 1))
         sources = sources * samples
-    writer, rows, several = model.writer, len(raw_nd), lengths_tried(length)
+    writer, several = model.writer, lengths_tried(length)
     if several > 1 and not search.enabled:
-        written = writer.write_likeliest_length(
-            lengths=several, latents_nd=latents_nd, rows=rows, sampler=config, seed=seed
-        )
+        written = writer.write_likeliest_length(several, latents_nd, sampler=config, seed=seed)
     else:
-        lengths = writer.lengths(length, latents_nd, rows=rows, seed=seed)
+        lengths = writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed)
         if search.enabled:
-            decode, converter = model.tokenizer.decode_batch, model.converter
             written = writer.search(
                 lengths, latents_nd=latents_nd, sampler=config, config=search, seed=seed,
-                cosines=lambda tokens, found: converter.cosines(decode(tokens), raw_nd[found]),
+                cosines=lambda tokens, found: model.cosines(model.tokenizer.decode_batch(tokens), raw_nd[found]),
             )  # fmt: skip
         else:
             written = writer.write(writer.masks(lengths), latents_nd=latents_nd, sampler=config, seed=seed)
     made = model.texts(written, sources, raw_nd, reembed=reembed)
-    if samples == 1:
-        return made
-    drawn = getattr(getattr(config, "inner", config), "temperature", 0.0) > 0 or length == "sample"
-    return _several(made, count, samples, keep, drawn=drawn)
+    return made if samples == 1 else _several(made, count, samples, keep)
 
 
-def _several(made: Texts, count: int, samples: int, keep: str, *, drawn: bool) -> Texts:
-    """Return the texts of each of `count` latents, all or the best of each; `made` has them sample by sample.
-
-    drawn: tokens or lengths were drawn at random, so that equal texts show that the model is certain.
-    """
+def _several(made: Texts, count: int, samples: int, keep: Keep) -> Texts:
+    """Return the texts of each of `count` latents, all or the best of each; `made` has them sample by sample."""
     if all(len(set(made.texts[row::count])) == 1 for row in range(count)):
-        remedy = (
-            "the model is certain of them; a higher temperature of its sampler varies them"
-            if drawn
-            else "set its sampler's temperature above 0, or the length to 'sample'"
+        log.warning(
+            "the %d texts of each latent are equal. Raise the temperature of the sampler above 0, or set the length to "
+            "'sample'; if the texts were drawn, the model is certain of them",
+            samples,
         )
-        log.warning("the %d texts of each latent are equal: %s", samples, remedy)
     scores_kn = np.asarray(made.log_probs if made.cosines is None else made.cosines).reshape(samples, count)
     best_n = scores_kn.argmax(axis=0)
     rows = np.arange(count)
@@ -145,13 +141,13 @@ def interpolate(
     """
     model.capabilities.require("interpolate")
     steps, path = check(steps, Points, name="steps"), check(path, Curve, name="path")
-    sources_a, raw_a = model.converter.targets(a)
-    sources_b, raw_b = model.converter.targets(b)
+    sources_a, raw_a = model.targets(a)
+    sources_b, raw_b = model.targets(b)
     if len(raw_a) != len(raw_b):
         raise SamplingError(f"interpolate: expected an end for each of {len(raw_a)} starts, found {len(raw_b)}.")
     refuse_texts_beyond_memory(len(raw_a) * steps, tokens=model.max_length, numbers=model.dim)
     for ends_nd in (raw_a, raw_b):
-        model.converter.standardised(ends_nd)  # refuses ends whose norms exceed the arithmetic of the path
+        model.standardised(ends_nd)  # refuses ends whose norms exceed the arithmetic of the path
     fractions = np.linspace(0.0, 1.0, steps)
     between = slerp if path == "slerp" else lerp
     raw_nd = np.stack([between(raw_a, raw_b, fraction) for fraction in fractions], axis=1).reshape(-1, model.dim)
@@ -222,7 +218,7 @@ def generate(
     longest = length if isinstance(length, int) else model.max_length
     refuse_texts_beyond_memory(n, tokens=longest, numbers=model.model.dim * latent.draws)
     written = model.writer.generate(n, order if joint else "", text, latent, length, seed)
-    raw_nd = None if written.latents_nd is None else model.converter.raw(written.latents_nd)
+    raw_nd = None if written.latents_nd is None else model.raw(written.latents_nd)
     return model.texts(written, [None] * n, raw_nd)
 
 
@@ -241,3 +237,111 @@ def length_of(model: LoadedModel, length: Any, use: Any, *, sampler: Any, order:
         raise SamplingError(reason)
     checked: Length = length
     return checked
+
+
+# --- parts of texts ---------------------------------------------------------------------------------------------------
+
+
+def infill(
+    model: LoadedModel,
+    texts: Sequence[str] | str,
+    *,
+    latents: Latents | None = None,
+    sampler: Any = None,
+    steps: int | None = None,
+    mask: str = "[MASK]",
+    seed: int = 0,
+) -> Texts:
+    """Infill texts: replace every `mask` by one token, given a latent or unconditionally.
+
+    Everything else in a text stays verbatim, also words that are [UNK] to the model.
+
+    Raises:
+        SamplingError: a text has no `mask`, is empty, or is too long.
+    """
+    model.capabilities.require("infill" if latents is None else "infill_given_latent")
+    seed, mask = check(seed, Seed, name="seed"), check(mask, Mark, name="mask")
+    listed = texts_of(texts)
+    if without := [text for text in listed if mask not in text]:
+        raise SamplingError(
+            f"infill: expected at least one {show(mask, 60)} in each text, found none in {show(without[0], 60)}."
+        )
+    templates, canvases = zip(*(with_masks(text, mask, model.tokenizer) for text in listed), strict=True)
+    check_lengths(canvases, listed, max_length=model.max_length)
+    model.warn_of_unknown(canvases, listed, effect=KEPT)
+    raw_nd = None if latents is None else vectors_of(latents, dim=model.dim, count=len(listed))
+    latents_nd = None if raw_nd is None else model.standardised(raw_nd)
+    config = model.text_sampler(sampler, steps)
+    written = model.writer.write(canvases, latents_nd=latents_nd, sampler=config, seed=seed)
+    made = model.texts(written, listed, raw_nd, templates=templates)
+    return replace(made, unknown=model.unknown(canvases))  # the marks of the gaps are not words of the text
+
+
+def edit(
+    model: LoadedModel,
+    sources: Sequence[str] | str,
+    *,
+    targets: Latents | Sequence[str] | str,
+    strength: float = 0.5,
+    which: Which = "least_likely",
+    sampler: Any = None,
+    steps: int | None = None,
+    reembed: bool = False,
+    seed: int = 0,
+) -> Texts:
+    """Edit texts: rewrite a fraction `strength` of the tokens of each source, given a target latent.
+
+    `which` chooses the tokens: those that are least likely given the target latent (four more model calls), or
+    random ones. The number of tokens does not change; strength 0 returns the source, 1 keeps only its length.
+    The tokens that are not rewritten stay verbatim.
+    """
+    model.capabilities.require("edit")
+    seed, reembed = check(seed, Seed, name="seed"), check(reembed, bool, name="reembed")
+    strength, which = check(strength, Fraction, name="strength"), check(which, Which, name="which")
+    listed, config = texts_of(sources, name="sources"), model.text_sampler(sampler, steps)
+    _, raw_nd = model.targets(targets)
+    raw_nd = np.repeat(raw_nd, len(listed), axis=0) if len(raw_nd) == 1 else raw_nd
+    latents_nd = model.standardised(vectors_of(raw_nd, dim=model.dim, count=len(listed)))
+    ids = model.ids(listed, effect=KEPT)
+    canvases, calls = remask(model.writer, ids, latents_nd=latents_nd, strength=strength, which=which, seed=seed)
+    written = model.writer.write(canvases, latents_nd=latents_nd, sampler=config, seed=seed)
+    written = replace(written, model_calls=written.model_calls + calls)
+    templates = [rewritten(*pair, model.tokenizer) for pair in zip(listed, canvases, strict=True)]
+    return model.texts(written, listed, raw_nd, reembed=reembed, templates=templates)
+
+
+def remask(
+    writer: Writer,
+    ids: Sequence[Sequence[int]],
+    *,
+    latents_nd: torch.Tensor,
+    strength: float,
+    which: Which,
+    seed: int,
+) -> tuple[list[list[int]], np.ndarray]:
+    """Mask a fraction `strength` (rounded) of each text's tokens; return the canvases and the model calls per text.
+
+    For `least_likely`, the tokens that are least probable given the target latent are masked.
+    """
+    model, informed = writer.model, which == "least_likely" and 0 < strength < 1
+
+    def work(batch: list[int]) -> Values:
+        tokens_BL = writer.padded([ids[row] for row in batch])
+        valid_BL = tokens_BL != model.shape.pad_id
+        stream = writer.generator(batch, seed).fork("edit")
+        priority_BL, calls = stream.fork("order").uniform(tokens_BL.shape[1]), 0
+        if informed:
+            log_probs_BL, calls = model.token_log_probs(tokens_BL, latents_Bd=latents_nd[batch], generator=stream)
+            priority_BL = -log_probs_BL
+        count_B = (valid_BL.sum(dim=1) * strength).round().long()
+        open_BL = top_by_row(priority_BL.masked_fill(~valid_BL, -torch.inf), count_B) & valid_BL
+        masked_BL = tokens_BL.masked_fill(open_BL, model.shape.mask_id).tolist()
+        return {
+            "canvases": [canvas[: len(ids[row])] for row, canvas in zip(batch, masked_BL, strict=True)],
+            "log_probabilities_of_the_source": priority_BL.double().sum(dim=1),
+            "calls": torch.full((len(batch),), calls),
+        }
+
+    with writer.computing(work, [len(row) for row in ids], "choosing") as (batches, results):
+        found = writer.joined(batches, results)
+    return found["canvases"], found["calls"]

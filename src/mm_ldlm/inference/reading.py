@@ -1,0 +1,157 @@
+"""Requests that read texts and latents: embeddings, the nearest rows of a store, and likelihoods.
+
+The negative log-likelihood of a text is exact, or an upper bound (NELBO).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mm_ldlm.core.config import PositiveInt, Seed, check
+from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.inference.arguments import Floats, check_tokens, latent_sampler_of, texts_of, unit, vectors_of
+from mm_ldlm.inference.model import Latents, LoadedModel, TooLong
+from mm_ldlm.inference.results import Embeddings, Neighbours, Scores
+from mm_ldlm.inference.writing import Values, refuse_texts_beyond_memory
+from mm_ldlm.sampling.limits import Draws
+
+CHUNK = 65_536
+"""Number of rows of a store that are read together"""
+STATISTICS = ("mask_ratio", "masked", "correct", "cross_entropy")
+"""Numbers that each draw of a bound leaves for a text, besides the bound (`objectives.generation.Likelihood`)"""
+
+
+def encode(model: LoadedModel, texts: Sequence[str] | str) -> Floats:
+    """Embed texts by the encoder: raw latents (n, d)."""
+    return model.encoded(texts_of(texts))
+
+
+def embed(
+    model: LoadedModel,
+    texts: Sequence[str] | str,
+    *,
+    sampler: Any = "ddim",
+    steps: int | None = None,
+    draws: int | None = None,
+    too_long: TooLong = "refuse",
+    seed: int = 0,
+) -> Embeddings:
+    """Embed texts by the model instead of the encoder: the mean of `draws` samples of the latent.
+
+    `sampler="one_step"` is the regression baseline with one model call. `too_long="truncate"` truncates long texts,
+    as encoders do.
+    """
+    model.capabilities.require("t2l")
+    listed = texts_of(texts)
+    ids = model.ids(listed, too_long=too_long)
+    return embed_tokens(model, ids, listed, sampler=sampler, steps=steps, draws=draws, seed=seed)
+
+
+def embed_tokens(
+    model: LoadedModel,
+    ids: Sequence[Sequence[int]],
+    texts: Sequence[str],
+    *,
+    sampler: Any = "ddim",
+    steps: int | None = None,
+    draws: int | None = None,
+    seed: int = 0,
+) -> Embeddings:
+    """Embed tokenised texts (each of 1..max_length ids), as stores contain them; see `embed`."""
+    model.capabilities.require("t2l")
+    check_tokens(ids, texts, shape=model.shape)
+    seed, config = check(seed, Seed, name="seed"), latent_sampler_of(sampler, steps, draws)
+    refuse_texts_beyond_memory(len(ids), tokens=model.max_length, numbers=2 * config.draws * model.dim)
+    draws_Knd, calls = model.writer.draw(ids, sampler=config, seed=seed)
+    raw_Knd = np.stack([model.raw(draw_nd.cpu().numpy()) for draw_nd in draws_Knd])
+    raw_nd = model.raw(draws_Knd.mean(dim=0).cpu().numpy())
+    return Embeddings(tuple(texts), raw_nd, raw_Knd, calls, unknown=model.unknown(ids))
+
+
+def neighbours(model: LoadedModel, latents: Latents, store: Any, *, k: int = 5) -> Neighbours:
+    """Find the k rows of `store` nearest to each raw latent by cosine; the store is read in chunks.
+
+    `store` is a `latents.store.LatentStore`, or an (m, d) array, whose row numbers then serve as ids.
+    """
+    k, unit_nd = check(k, PositiveInt, name="k"), unit(vectors_of(latents, dim=model.dim))
+    if is_array := not all(hasattr(store, name) for name in ("take", "strings", "__len__")):
+        store = vectors_of(store, dim=model.dim, name="store")
+    if k > len(store):
+        raise SamplingError(f"k: expected at most the {len(store)} rows of the store, found {k}.")
+    best_nk, rows_nk = np.empty((len(unit_nd), 0)), np.empty((len(unit_nd), 0), dtype=np.int64)
+    for start in range(0, len(store), CHUNK):
+        index = np.arange(start, min(start + CHUNK, len(store)), dtype=np.int64)
+        part_md = unit(vectors_of(store[index] if is_array else store.take(index), dim=model.dim, name="store"))
+        both_nc = np.concatenate([best_nk, unit_nd @ part_md.T], axis=1)
+        rows_nc = np.concatenate([rows_nk, np.broadcast_to(index, (len(unit_nd), len(index)))], axis=1)
+        order = np.argsort(-both_nc, axis=1, kind="stable")[:, :k]
+        best_nk, rows_nk = (np.take_along_axis(each, order, axis=1) for each in (both_nc, rows_nc))
+    names = rows_nk.ravel() if is_array else store.strings("id").take(rows_nk.ravel())
+    ids = [str(name) for name in names]
+    return Neighbours(rows_nk, tuple(tuple(ids[i : i + k]) for i in range(0, len(ids), k)), best_nk)
+
+
+def score(
+    model: LoadedModel, texts: Sequence[str] | str, *, latents: Latents | None = None, draws: int = 16, seed: int = 0
+) -> Scores:
+    """Compute −log p of each text in nats, given its raw latent or without one: exact, or an upper bound (NELBO).
+
+    The upper bound is −log p(length) plus the NELBO of the tokens, estimated by `draws` low-discrepancy draws for
+    each text, with its standard error. `capabilities.likelihood` states whether the value is exact.
+    """
+    listed = texts_of(texts)
+    return score_tokens(model, model.ids(listed), listed, latents=latents, draws=draws, seed=seed)
+
+
+def score_tokens(
+    model: LoadedModel,
+    ids: Sequence[Sequence[int]],
+    texts: Sequence[str],
+    *,
+    latents: Latents | None = None,
+    draws: int = 16,
+    seed: int = 0,
+) -> Scores:
+    """Score tokenised texts (each of 1..max_length ids); see `score`."""
+    model.capabilities.require("score" if latents is None else "score_given_latent")
+    draws, seed = check(draws, Draws, name="draws"), check(seed, Seed, name="seed")
+    check_tokens(ids, texts, shape=model.shape)
+    raw_nd = None if latents is None else vectors_of(latents, dim=model.dim, count=len(ids))
+    latents_nd = None if raw_nd is None else model.standardised(raw_nd)
+    writer, is_bound = model.writer, model.capabilities.likelihood == "bound"
+    draws = draws if is_bound else 1
+    refuse_texts_beyond_memory(len(ids), tokens=model.max_length, numbers=draws * (1 + len(STATISTICS)))
+    lengths, length_nll = np.array([len(row) for row in ids]), np.zeros(len(ids))
+    if model.model.has_length:
+        log_probs_nN = writer.length_log_probs(latents_nd, rows=len(ids)).double().cpu().numpy()
+        length_nll = -log_probs_nN[np.arange(len(ids)), lengths - 1]
+        writer.check_finite(length_nll, "log probabilities of lengths")
+
+    def work(batch: list[int]) -> Values:
+        found = model.model.likelihood(
+            writer.padded([ids[row] for row in batch]),
+            latents_Bd=None if latents_nd is None else latents_nd[batch],
+            draws=draws,
+            generator=writer.generator(batch, seed),
+        )
+        values = {name: getattr(found, f"{name}_KB") for name in ("nll", *STATISTICS)}
+        return {name: value_KB.double().T for name, value_KB in values.items() if value_KB is not None}
+
+    with writer.computing(work, lengths.tolist(), "scoring") as (batches, results):
+        found = {name: np.ascontiguousarray(value_nK.T) for name, value_nK in writer.joined(batches, results).items()}
+    nll_Kn = found["nll"]
+    spread = nll_Kn.std(axis=0, ddof=1) / draws**0.5 if draws > 1 else np.full(len(ids), np.nan)
+    return Scores(
+        texts=tuple(texts),
+        tokens=lengths,
+        likelihood=model.capabilities.likelihood,
+        length_nll=length_nll,
+        token_nll=nll_Kn.mean(axis=0),
+        standard_errors=spread if is_bound else np.zeros(len(ids)),
+        draw_nll=nll_Kn,
+        **{f"draw_{name}": found.get(name) for name in STATISTICS},
+        unknown=model.unknown(ids),
+    )
