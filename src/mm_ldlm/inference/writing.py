@@ -379,5 +379,6 @@ def _bad_weight(model: GenerativeModel) -> str | None:
     for module in (value for value in vars(model).values() if isinstance(value, nn.Module)):
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             if tensor.is_floating_point() and (count := int((~torch.isfinite(tensor)).sum())):
-                return f"the tensor '{name}' contains {count:,} numbers that are not finite. Choose another checkpoint."
+                found = f"the tensor '{name}' of this run contains {count:,} numbers that are not finite"
+                return f"{found}. Choose another checkpoint."
     return None
