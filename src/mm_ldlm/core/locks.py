@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import IO, Any, Literal
 
+import psutil
+
 from mm_ldlm.core.credentials import mask
 
 Use = Literal["write", "read"]
@@ -85,19 +87,15 @@ def try_lock(file: IO[str], use: Use = "write") -> bool:
 
 
 def holder(path: Path) -> str:
-    """Describe who holds a lock: process, host, since when, and its command."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    records = [record for line in lines if (record := _parsed(line)) is not None]
-    alive = [record for record in records if record["host"] != _host() or _runs(record["pid"])]
-    if not (found := alive or records):
-        return "another process"
-    last = found[-1]
-    others = f" and {len(alive) - 1} more" if len(alive) > 1 else ""
-    place = "" if last["host"] == _host() else f" on {last['host']}"
-    return f"process {last['pid']}{place}{others}, since {last['since']}: {last['command']}"
+    """Describe the last process that took a lock and still runs: its number, host, start, and command."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
+        for line in reversed(path.read_text(encoding="utf-8", errors="replace").splitlines()):
+            record = json.loads(line)
+            here = record["host"] == _host()
+            if not here or psutil.pid_exists(record["pid"]):
+                place = "" if here else f" on {record['host']}"
+                return f"process {record['pid']}{place}, since {record['since']}: {record['command']}"
+    return "another process"
 
 
 def _record(use: Use) -> dict[str, Any]:
@@ -105,26 +103,6 @@ def _record(use: Use) -> dict[str, Any]:
     command = mask(" ".join(words))
     since = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     return {"pid": os.getpid(), "host": _host(), "since": since, "use": use, "command": command[:_COMMAND_LETTERS]}
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    keys = {"pid": int, "host": str, "since": str, "command": str}
-    whole = isinstance(record, dict) and all(isinstance(record.get(key), kind) for key, kind in keys.items())
-    return record if whole else None
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _host() -> str:
