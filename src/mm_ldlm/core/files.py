@@ -383,7 +383,8 @@ def inside(root: str | Path, name: Any) -> Path:
     Raises:
         UnsafePathError: `check_name` refuses the name, or a symbolic link on the way leads out of `root`.
     """
-    path = Path(root, check_name(root, name))
+    root = Path(root)
+    path = root / check_name(root, name)
     try:
         target = os.path.realpath(path, strict=True)
     except (FileNotFoundError, NotADirectoryError):  # the caller finds that the file is missing
