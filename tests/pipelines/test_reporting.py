@@ -11,7 +11,7 @@ import pytest
 from mm_ldlm.core.errors import EvaluationError
 from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
 from mm_ldlm.evaluation.suites import suites
-from mm_ldlm.pipelines.reporting import nodes
+from mm_ldlm.pipelines import reporting as nodes
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 from mm_ldlm.training.checkpoints.reference import CHOSEN
 

@@ -27,8 +27,8 @@ PIPELINES = Registry(
         "validation": "mm_ldlm.pipelines.validation:create_pipeline",
         "training": "mm_ldlm.pipelines.training:create_pipeline",
         "sampling": "mm_ldlm.pipelines.sampling.pipeline:create_pipeline",
-        "evaluation": "mm_ldlm.pipelines.evaluation.pipeline:create_pipeline",
-        "reporting": "mm_ldlm.pipelines.reporting.pipeline:create_pipeline",
+        "evaluation": "mm_ldlm.pipelines.evaluation:create_pipeline",
+        "reporting": "mm_ldlm.pipelines.reporting:create_pipeline",
     },
     group="pipelines",
 )

@@ -1,4 +1,4 @@
-"""Nodes of `reporting`: collect the metrics, compare runs, and write figures and the report page.
+"""`reporting`: collect the metrics, compare runs, and write figures and the report page.
 
 Inputs of suites have the names of the catalog: `metrics_SUITE` and `SUITE_rows`.
 """
@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kedro.pipeline import Pipeline, node
 
 from mm_ldlm.evaluation.headline import flat_metrics
 from mm_ldlm.evaluation.report.inputs import ReportInputs, record_of
@@ -135,3 +137,48 @@ def _refuse_other(weights: Mapping[str, str], inputs: Mapping[str, Any]) -> None
     """Refuse an input, by its name, that belongs to other weights or does not name any."""
     for name, about in inputs.items():
         refuse_other(about.get(MADE_BY), weights, what=name, remedy=_AGAIN)
+
+
+def create_pipeline() -> Pipeline:
+    found = suites()
+    metrics = _named([f"metrics_{name}" for name in found])
+    rows = _named([f"{name}_rows" for name, suite in found.items() if suite.row_columns])
+    of_run = _named(["run", "runs"])
+    evaluation, reporting = {"evaluation": "params:evaluation"}, {"reporting": "params:reporting"}
+    reports = _named(["ingestion_report", "validation_report", *DATA_PLOTS])
+    return Pipeline(
+        [
+            node(
+                collect_metrics,
+                inputs={**of_run, "timings": "timings", **evaluation, **metrics},
+                outputs="metrics",
+                name="collect_metrics",
+            ),
+            node(
+                compare_runs,
+                inputs={
+                    **of_run, "metrics": "metrics", **reporting, **evaluation, "seed": "params:seed",
+                    "from_tracking": "tracked_metrics", **rows,
+                },
+                outputs="comparison",
+                name="compare_runs",
+            ),
+            node(
+                write_report,
+                inputs={
+                    **of_run, **_named(["metrics", "comparison", "timings", "parameters"]), **reporting, **reports,
+                    **metrics, **rows,
+                },
+                outputs=["report", "figures"],
+                name="write_report",
+            ),
+        ],
+        tags="reporting",
+        namespace="reporting",
+        prefix_datasets_with_namespace=False,
+    )  # fmt: skip
+
+
+def _named(names: list[str]) -> dict[str, str]:
+    """Use the names of the catalog as those of the arguments."""
+    return {name: name for name in names}

@@ -1,4 +1,4 @@
-"""Nodes of `evaluation`: the model is loaded once, and each suite returns its metrics.
+"""`evaluation`: a run and its samples → metrics. The model is loaded once, and each suite has a node.
 
 A suite that the run's capabilities do not support returns `{"skipped": reason}`. Every result names the weights, the
 parameters and the seed that made it; samples of other weights are refused.
@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kedro.pipeline import Node, Pipeline, node
+
+from mm_ldlm.evaluation.suites import suites
 from mm_ldlm.evaluation.suites.base import Evaluation, Suite, score
+from mm_ldlm.pipelines.trained import load_trained
 
 if TYPE_CHECKING:
     from mm_ldlm.data import Dataset
@@ -30,3 +34,31 @@ def evaluation_of(suite: Suite) -> Callable[..., Any]:
 
     evaluate.__name__, evaluate.__doc__ = f"evaluate_{suite.name}", type(suite).__doc__
     return evaluate
+
+
+def create_pipeline() -> Pipeline:
+    loading = node(
+        load_trained,
+        inputs=["run", "runs", "dataset", "params:evaluation"],
+        outputs="evaluation_model",
+        name="load_model",
+    )
+    return Pipeline(
+        [loading, *map(_evaluation, suites().values())],
+        tags="evaluation",
+        namespace="evaluation",
+        prefix_datasets_with_namespace=False,
+    )
+
+
+def _evaluation(suite: Suite) -> Node:
+    inputs = {
+        "model": "evaluation_model",
+        "dataset": "dataset",
+        "evaluation": "params:evaluation",
+        "seed": "params:seed",
+        **{f"samples_{task}": f"samples_{task}" for task in suite.samples},
+        **{name: f"params:{name}" for name in suite.sections},
+    }
+    outputs = {"metrics": f"metrics_{suite.name}"} | ({"rows": f"{suite.name}_rows"} if suite.row_columns else {})
+    return node(evaluation_of(suite), inputs=inputs, outputs=outputs, name=f"evaluate_{suite.name}")

@@ -1,1 +1,0 @@
-"""`evaluation`: a run and its samples → metrics. The work is done in `mm_ldlm.evaluation`."""
