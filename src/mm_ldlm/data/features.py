@@ -11,7 +11,7 @@ import functools
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -153,8 +153,7 @@ def feature_of(name: str) -> type[Feature]:
             f"expected the name of a feature that the objective or the model reads, found {name!r}. Known "
             f"here: {', '.join(FEATURES)}; or register it under the entry points mm_ldlm.features."
         )
-    found: type[Feature] = FEATURES.load(name)
-    return found
+    return cast(type[Feature], FEATURES.load(name))
 
 
 def sections() -> tuple[str, ...]:

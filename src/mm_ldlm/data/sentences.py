@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -107,8 +108,7 @@ def read_sentences(dataset: Dataset, rows: Rows) -> Sentences:
 
 def latents_of(dataset: Dataset, rows: Rows) -> npt.NDArray[np.float32]:
     """Read raw latents (n, d) float32 of store rows; StoreError if the dataset has no latents."""
-    found: npt.NDArray[np.float32] = dataset.require("latents").take(rows)
-    return found
+    return cast(npt.NDArray[np.float32], dataset.require("latents").take(rows))
 
 
 def rows_of_ids(dataset: Dataset, ids: Sequence[str]) -> Rows:

@@ -6,7 +6,7 @@ A spec is everything that distinguishes one encoder from another, as data.
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from mm_ldlm.core.config import parse_kind
 from mm_ldlm.core.kinds import Kinds
@@ -33,8 +33,7 @@ def parse_encoder(value: Any, *, at: str = "encoder") -> EncoderConfig:
         ConfigurationError: the kind is not known, or a key is unknown, missing or invalid for it.
     """
     given = {"kind": "local", **value} if isinstance(value, Mapping) else value
-    found: EncoderConfig = parse_kind(ENCODERS, given, at=at)
-    return found
+    return cast(EncoderConfig, parse_kind(ENCODERS, given, at=at))
 
 
 Pooling = Literal["mean", "cls", "last"]

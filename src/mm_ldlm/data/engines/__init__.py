@@ -4,7 +4,6 @@ A task is a value that a function receives, and the function returns its result:
 data folder. The caller alone reads the inputs and writes the results, so that only its host needs that folder, and a
 task that is lost can be computed again anywhere.
 
-This room contains the interface and the registry (`base`), the engine of this process (`local`), and that of a Ray
-cluster (`ray_engine`) with the part that runs on its nodes (`ray_task`). Nothing here depends on what is computed.
-Only `ray_engine` and `ray_task` import Ray.
+This room contains the interface and the registry (`base`), and the engine of this process (`local`). The engine of a
+Ray cluster registers from `extras/ray`. Nothing here depends on what is computed.
 """
