@@ -20,6 +20,7 @@ from mm_ldlm.core.messages import show
 from mm_ldlm.evaluation.bootstrap import FEWEST_PAIRS, Bootstrap
 from mm_ldlm.evaluation.headline import PARTS, headlines, likelihood_kind
 from mm_ldlm.evaluation.suites import suites
+from mm_ldlm.evaluation.suites.base import Headline
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 METRICS, FOLDER = "metrics.json", "evaluation"
@@ -131,18 +132,22 @@ def side_by_side(results: Sequence[Result]) -> dict[str, Any]:
         repeated = sum(name == result.name or name.startswith(f"{result.name} (") for name in runs)
         runs.append(f"{result.name} ({repeated + 1})" if repeated else result.name)
     shown = {each.key: each for result in results for each in headlines(result.metrics) if each.compared}
-    table = []
-    for key, headline in shown.items():
-        cost = headline.form in ("cost", "perplexity")
-        values = [
-            {
-                **{part: result.metrics.get(f"{key}{PARTS[part]}") for part in ("value", "low", "high")},
-                "note": likelihood_kind(result.metrics) if cost and key in result.metrics else "",
-            }
-            for result in results
-        ]
-        table.append({"metric": key, "label": headline.label, "form": headline.form, "values": values})
+    table = [
+        {
+            "metric": key,
+            "label": headline.label,
+            "form": headline.form,
+            "values": [_cell(result.metrics, headline) for result in results],
+        }
+        for key, headline in shown.items()
+    ]
     return {"runs": runs, "table": table}
+
+
+def _cell(metrics: Mapping[str, float], headline: Headline) -> dict[str, Any]:
+    marked = headline.form in ("cost", "perplexity") and headline.key in metrics
+    ends = {part: metrics.get(f"{headline.key}{PARTS[part]}") for part in ("value", "low", "high")}
+    return {**ends, "note": likelihood_kind(metrics) if marked else ""}
 
 
 def paired_differences(theirs: Sequence[Result], ours: Sequence[Result], bootstrap: Bootstrap) -> dict[str, Any]:

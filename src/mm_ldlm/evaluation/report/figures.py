@@ -259,13 +259,14 @@ def noise_level(likelihood: Mapping[str, Any]) -> go.Figure | None:
 
 def comparison(found: Mapping[str, Any]) -> go.Figure | None:
     """Plot the numbers of all compared runs with intervals: costs in nats per token, and fractions."""
-    panels = []
-    for title, unit, forms, ticks in (
-        ("cost", "nats per token", ("cost",), ".2f"),
-        ("fractions and cosines", "value", ("fraction", "cosine"), ".0%"),
-    ):
-        if lines := [line for line in found["table"] if line["form"] in forms]:
-            panels.append((title, unit, ticks, lines))
+    panels = [
+        (title, unit, ticks, lines)
+        for title, unit, forms, ticks in (
+            ("cost", "nats per token", ("cost",), ".2f"),
+            ("fractions and cosines", "value", ("fraction", "cosine"), ".0%"),
+        )
+        if (lines := [line for line in found["table"] if line["form"] in forms])
+    ]
     if not panels:
         return None
     figure = make_subplots(
@@ -273,8 +274,7 @@ def comparison(found: Mapping[str, Any]) -> go.Figure | None:
     )
     for row, (_, unit, ticks, lines) in enumerate(panels, start=1):
         for place, name in enumerate(found["runs"]):
-            cells = [(line["label"], line["values"][place]) for line in lines]
-            cells = [(label, cell) for label, cell in cells if cell["value"] is not None]
+            cells = [(line["label"], cell) for line in lines if (cell := line["values"][place])["value"] is not None]
             trace = {
                 "type": "bar", "name": name, "legendgroup": name, "showlegend": row == 1,
                 "x": [label for label, _ in cells], "y": [cell["value"] for _, cell in cells],

@@ -199,13 +199,8 @@ def word_difference(reference: str, hypothesis: str) -> Iterator[tuple[str, str]
     """Compare two texts word by word: yield the words kept ('same'), lost and made, in reading order."""
     a, b = reference.split(), hypothesis.split()
     for operation, i, j, k, m in difflib.SequenceMatcher(a=a, b=b, autojunk=False).get_opcodes():
-        if operation == "equal":
-            yield "same", " ".join(b[k:m])
-            continue
-        if j > i:
-            yield "lost", " ".join(a[i:j])
-        if m > k:
-            yield "made", " ".join(b[k:m])
+        pieces = {"same": b[k:m]} if operation == "equal" else {"lost": a[i:j], "made": b[k:m]}
+        yield from ((kind, " ".join(words)) for kind, words in pieces.items() if words)
 
 
 def validation_losses(log: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -122,8 +122,8 @@ def _curve(
 ) -> list[dict[str, Any]]:
     """Make the traces of one key: its finite values, and above more than 20 of them their average, thick."""
     logged = [(line["step"], number(line[key])) for line in log if key in line]
-    finite = [(step, value) for step, value in logged if value is not None and math.isfinite(value)]
-    points = [(step, value) for step, value in finite if value > 0 or not positive]
+    lowest = 0 if positive else -math.inf
+    points = [(step, value) for step, value in logged if value is not None and lowest < value < math.inf]
     if not points:
         return []
     steps, values = zip(*points, strict=True)

@@ -45,15 +45,12 @@ class Generation(Suite):
     template = "mm_ldlm.evaluation.suites/generation.html.j2"
 
     def skip_reason(self, given: Evaluation) -> str | None:
-        if (reason := super().skip_reason(given)) is not None:
-            return reason
         texts = given.samples["unconditional"]["text"]
-        if sum(bool(text.strip()) for text in texts) >= 2:
-            return None
-        return (
+        few = (
             f"expected at least two unconditional samples that are not empty, found {len(texts)} samples. "
             "Set sampling.unconditional.count and run the sampling pipeline"
         )
+        return super().skip_reason(given) or (few if sum(bool(text.strip()) for text in texts) < 2 else None)
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
         config, table, seed = given.config.generation, given.samples["unconditional"], given.seed
@@ -86,8 +83,8 @@ class Generation(Suite):
         found: dict[str, Any] = {f"unconditional.{name}": metrics.get(name) for name in ("empty", "memorised", "mauve")}
         names = ("entropy_sample", "entropy_corpus", "self_bleu", "unique", "attested_bigrams", "perplexity")
         for side, prefix in (("generated", "unconditional"), ("real", "real")):
-            found |= {f"{prefix}.{name}": metrics[side].get(name) for name in names}
-            found[f"{prefix}.distinct_2"] = metrics[side]["distinct"]["2"]
+            shown = {name: metrics[side].get(name) for name in names} | {"distinct_2": metrics[side]["distinct"]["2"]}
+            found |= {f"{prefix}.{name}": value for name, value in shown.items()}
         return found
 
     def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:

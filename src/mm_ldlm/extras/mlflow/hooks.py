@@ -78,6 +78,7 @@ class TrackingHooks:
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Open the MLflow run, and save its address to the catalog for the nodes."""
         from mm_ldlm.distributed.environment import hosts
+        from mm_ldlm.training.checkpoints.identity import flat
 
         self._close("KILLED")
         if not hosts().is_first:
@@ -90,9 +91,10 @@ class TrackingHooks:
         begin = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
         self._command = self._clean(f"{begin} {shlex.join(sys.argv[1:])}")
         if tracking.enabled:
+            parameters = self._clean(flat(mask_values(catalog.load("parameters"))))
             self._run = open_somewhere(
                 tracking.uri, root=self._project, parent=tracking.parent_run, experiment=tracking.experiment,
-                name=tracking.run_name or self._name, parameters=self._clean(_flat(catalog.load("parameters"))),
+                name=tracking.run_name or self._name, parameters=parameters,
             )  # fmt: skip
         if self._run is not None:
             log.info("MLflow run %s in '%s' at %s", self._run.run_id, tracking.experiment, mask(self._run.uri))
@@ -227,17 +229,6 @@ class TrackingHooks:
         rows = [*self._facts.items(), *((name, f"{value:.4g}") for name, value in self._headline.items())]
         table = ["", "| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)] if rows else []
         return "\n".join([f"Runs {self._pipelines}.", "", f"`{self._command}`", *table])
-
-
-def _flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten parameters to leaves by dotted path; lists are not flattened."""
-    flat: dict[str, Any] = {}
-    for key, value in parameters.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = mask_values(value, key=str(key))
-    return flat
 
 
 def _commit(project: Path) -> dict[str, str]:

@@ -48,7 +48,7 @@ def refuse_other(mine: dict[str, Any], theirs: Any, path: Path, *, remedy: str) 
 
 def differences(theirs: dict[str, Any], mine: dict[str, Any]) -> list[str]:
     """List `field: checkpoint has …, this run …` for every leaf that differs."""
-    a, b = _flat(theirs), _flat(mine)
+    a, b = flat(theirs), flat(mine)
     return [
         f"{name}: checkpoint has {a.get(name, 'nothing')!r}, this run {b.get(name, 'nothing')!r}"
         for name in sorted({*a, *b})
@@ -56,7 +56,8 @@ def differences(theirs: dict[str, Any], mine: dict[str, Any]) -> list[str]:
     ]
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings to their leaves by dotted path; lists are not flattened."""
     if isinstance(value, dict):
-        return {key: item for name, inner in value.items() for key, item in _flat(inner, f"{prefix}{name}.").items()}
+        return {key: item for name, inner in value.items() for key, item in flat(inner, f"{prefix}{name}.").items()}
     return {prefix.removesuffix("."): value}
