@@ -19,7 +19,7 @@ from mm_ldlm.inference.arguments import check_lengths, latent_sampler_of, texts_
 from mm_ldlm.inference.model import KEPT, Latents, LoadedModel
 from mm_ldlm.inference.results import Interpolations, Texts
 from mm_ldlm.inference.verbatim import rewritten, with_masks
-from mm_ldlm.inference.writing import Values, Writer, refuse_texts_beyond_memory
+from mm_ldlm.inference.writing import Values, Writer, Written, refuse_texts_beyond_memory
 from mm_ldlm.sampling.joint import JointOrder, refuse_samplers
 from mm_ldlm.sampling.limits import MOST_STEPS, Candidates, DrawnLength, Length, length_refusal, lengths_tried
 from mm_ldlm.sampling.orders import top_by_row
@@ -93,7 +93,9 @@ def invert(
                 cosines=lambda tokens, found: model.cosines(model.tokenizer.decode_batch(tokens), raw_nd[found]),
             )  # fmt: skip
         else:
-            written = writer.write(writer.masks(lengths), latents_nd=latents_nd, sampler=config, seed=seed)
+            canvases = writer.masks(lengths)
+            with writer.writing(canvases, latents_nd=latents_nd, sampler=config, seed=seed) as (batches, results):
+                written = Written(**writer.joined(batches, [*results]))  # written here: the way to the loop is short
     made = model.texts(written, sources, raw_nd, reembed=reembed)
     return made if samples == 1 else _several(made, count, samples, keep)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -173,6 +173,13 @@ class Writer:
         self, canvases: Sequence[Sequence[int]], *, latents_nd: Tensor | None, sampler: Any, seed: int
     ) -> Written:
         """Write each canvas given its standardised latent, or unconditionally."""
+        with self.writing(canvases, latents_nd=latents_nd, sampler=sampler, seed=seed) as (batches, results):
+            return Written(**self.joined(batches, results))
+
+    def writing(
+        self, canvases: Sequence[Sequence[int]], *, latents_nd: Tensor | None, sampler: Any, seed: int
+    ) -> AbstractContextManager[tuple[list[list[int]], Iterable[Values]]]:
+        """Prepare the batches of `write`, which are written where the caller consumes the results (`computing`)."""
 
         def work(batch: list[int]) -> Values:
             canvas_BL = self.padded([canvases[row] for row in batch])
@@ -185,8 +192,7 @@ class Writer:
             )
             return self._texts(sample, [len(canvases[row]) for row in batch], batch)
 
-        with self.computing(work, [len(canvas) for canvas in canvases], "writing") as (batches, results):
-            return Written(**self.joined(batches, list(results)))
+        return self.computing(work, [len(canvas) for canvas in canvases], "writing")
 
     def write_likeliest_length(self, lengths: int, latents_nd: Tensor, *, sampler: Any, seed: int) -> Written:
         """Write each text at its `lengths` most probable lengths; keep the highest log p(length) + Σ log p(token)."""
