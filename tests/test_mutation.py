@@ -182,7 +182,7 @@ assert Path(root, "src/mm_ldlm/small.py").read_bytes() == source
 """
 
 
-def test_a_campaign_tells_killed_mutants_from_survivors(tmp_path: Path, project: Path) -> None:
+def test_pitfall_47_a_campaign_tells_killed_mutants_from_survivors(tmp_path: Path, project: Path) -> None:
     """In a process of its own, because a campaign forks."""
     (tmp_path / "src" / "mm_ldlm").mkdir(parents=True)
     (tmp_path / "tests").mkdir()

@@ -101,6 +101,11 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+def test_pitfall_23_measured_figures_name_the_command_that_gives_them() -> None:
+    for section in (PROJECT / "docs/log.md").read_text(encoding="utf-8").split("\n## ")[1:]:
+        assert "|" not in section or re.search(r"`[^`]*\b(make|kedro run|python)\b", section), section[:60]
+
+
 def test_documented_python_runs(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python blocks of a page run one after the other, on the run of `--env=test` in place of the run of base.
 
