@@ -21,7 +21,7 @@ from mm_ldlm.inference.loading import load_run
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.dit import DiT, DiTConfig
 from mm_ldlm.models.registry import MODELS
-from mm_ldlm.objectives.base import Objective
+from mm_ldlm.objectives.base import Losses, Objective
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.root import TrainableRoot, build_root
@@ -205,6 +205,16 @@ def test_a_loss_without_weight_is_refused_at_the_first_step(
     root = build(_built_as(type("Broken", (Changed,), {"weights_": weights_, "units_": units})))
     with refuses(ConfigurationError, "length_loss"):
         root(batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
+
+
+def test_a_misspelt_loss_is_refused_at_the_first_step(batch: Any, refuses: Any) -> None:
+    class Misspelt(TextDiffusion):
+        def forward(self, *args: Any, **keys: Any) -> Losses:
+            losses = super().forward(*args, **keys)
+            return losses | {"text_los": losses.pop("text_loss")}
+
+    with refuses(ConfigurationError, "text_los"):
+        build(_built_as(Misspelt))(batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
 
 
 def test_an_objective_that_is_none_is_refused(refuses: Any) -> None:

@@ -45,12 +45,16 @@ class TrainableRoot(nn.Module):
     def forward(self, batch: Batch, generator: RowGenerator, kind: str, step: int) -> Losses:
         losses: Losses = self.objective(self.forward_model, batch, generator, kind=kind, step=step)
         weights = self.objective.weights
-        forgotten = [name for name in losses if name.endswith("_loss") and name not in weights]
+        forgotten = [
+            name
+            for name, (value, _) in losses.items()
+            if name not in weights and (value.requires_grad or name.endswith("_loss"))
+        ]
         if forgotten or not any(name in losses for name in weights):
             raise ConfigurationError(
                 f"expected losses with a weight ({', '.join(weights)}) from the objective, found "
                 f"{', '.join(forgotten or losses)} in steps of kind '{kind}'. Add each trained loss to `weights` and "
-                "`units` of the objective; a number that is only reported has another ending than _loss."
+                "`units` of the objective; a number that is only reported is detached, and does not end in _loss."
             )
         return losses
 

@@ -1,6 +1,6 @@
 """Interface and base classes of text samplers: shared keys, and the processes that a sampler applies to."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar, Protocol, Self
 
 from mm_ldlm.core.config import PositiveInt, bounded, config, parse, to_dict
@@ -47,7 +47,7 @@ class Overridable:
 
 
 @config
-class DiffusionSampler(Overridable):
+class DiffusionSampler(Overridable, ABC):
     """Keys that all text samplers of a diffusion process read.
 
     Attributes:
