@@ -150,6 +150,6 @@ def test_poisoned_batches_are_skipped_by_all_ranks(campaign: Campaign) -> None:
     kind = f"objective.kind={PoisonedConfig.kind}"
     code, output = campaign.run("training", kind, "training.launch.processes=2")
     assert code == 0, output
-    (log,) = campaign.data.rglob("events.jsonl")
-    events = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [event["step"] for event in events if event["event"] == "skipped"] == [3, 6]
+    (log,) = campaign.data.rglob("training_log.jsonl")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["step"] for line in lines if line.get("event") == "skip"] == [3, 6]
