@@ -5,8 +5,6 @@ run are kept. A benchmark is a module here with `run() -> list[dict]`, each dict
 where there is a peer, `peer` (its name), `peer_value` and `ratio` (ours to the peer's, so that above 1 is better).
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

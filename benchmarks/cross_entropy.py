@@ -5,8 +5,6 @@ token, and the gradients of vectors and table. The time is the CPU time of one t
 included; rounds alternate and the fastest of each counts.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

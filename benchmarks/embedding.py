@@ -6,8 +6,6 @@ The two take turns, so that whatever else the machine does meets both; the peer 
 default.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import tempfile

@@ -5,8 +5,6 @@ and vocabulary, in one process with one thread. A step is a batch, a forward and
 alternate, so other jobs on the machine move the ratios little.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 import tempfile

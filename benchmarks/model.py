@@ -6,8 +6,6 @@ on) and RoPE. CPU time of one thread; rounds alternate and the fastest of each c
 weighs on both alike.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

@@ -6,8 +6,6 @@ quality where it reaches at least 99 % of the ancestral sampler's exact match. T
 stores that `kedro run` leaves in `data/`, and measures those of `--env=tatoeba` in `data/tatoeba` too.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -4,8 +4,6 @@ The peers are the older folder layout: `.npz` for tokens, `.npy` for latents, op
 does. All files are in the page cache before either side is measured; what is compared is the reading, not the disk.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

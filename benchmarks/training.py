@@ -5,8 +5,6 @@ passes and the same AdamW on the same batches, and nothing else. The two take tu
 whose speed changes slows both; seconds are the process's CPU time.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path

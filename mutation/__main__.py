@@ -1,7 +1,5 @@
 """Run a campaign: python -m mutation [--sample 60] [--seed 0] [--rooms diffusion,training] [--cpu-seconds 30]"""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Draw mutants of the rooms, run them, and write the score of each room and the survivors."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

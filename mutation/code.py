@@ -1,7 +1,5 @@
 """Plant a fault in functions that are already loaded, by replacing their code."""
 
-from __future__ import annotations
-
 import gc
 from types import CodeType, FunctionType
 

@@ -1,7 +1,5 @@
 """The test files that fit a source file: a table from names and imports, the nearest first."""
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mutants of Python source: each changes one expression or drops one statement, by replacing a range of bytes."""
 
-from __future__ import annotations
-
 import ast
 import re
 from dataclasses import dataclass

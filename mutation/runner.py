@@ -5,8 +5,6 @@ runs the tests up to the first failure, and ends. Faults outside functions need 
 therefore a collection of their own. A child that reaches its limit of processor time or wall time is ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -1,7 +1,5 @@
 """A copy of the project in which faults are planted one at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Fixtures of all tests: one thread per process, no telemetry, no network."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

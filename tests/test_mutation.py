@@ -1,7 +1,5 @@
 """The mutation tier: its operators, its list of fitting tests, and a campaign on a project of two files."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Command `kedro run` of the project: it prints expected errors as messages, and node names may omit the namespace."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import re

@@ -1,7 +1,5 @@
 """Locks between runs: one writer or many readers, a record of the holder, and nothing left by a killed process."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Small runs with everything that a run has: model, tokenizer, normaliser and encoder; in memory or in a folder."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

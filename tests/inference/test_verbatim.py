@@ -1,7 +1,5 @@
 """Infilling and editing change nothing outside their gaps."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -3,8 +3,6 @@
 `make test-slow` installs Ray, whose own parser reads its cluster file.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

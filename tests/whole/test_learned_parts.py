@@ -1,7 +1,5 @@
 """Learned parts learn what they are for: importance and classification on the starter corpus (slow)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

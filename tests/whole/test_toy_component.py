@@ -1,7 +1,5 @@
 """A model, an objective and a sampler from another package run through `kedro run` (tests/toy)."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

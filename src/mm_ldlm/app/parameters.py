@@ -5,8 +5,6 @@ classes of the parameters answer what only their room can know: `input_files()` 
 have to exist, `missing()` explains what this machine lacks, and `device` names a device.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import glob
 from collections.abc import Collection, Iterator, Mapping

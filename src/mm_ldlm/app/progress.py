@@ -1,7 +1,5 @@
 """Progress of a training: a thread that reads the log while it is written, and the line on the terminal."""
 
-from __future__ import annotations
-
 import logging
 import math
 import sys

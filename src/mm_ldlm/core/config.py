@@ -8,8 +8,6 @@ A GPU host that only reads specs needs no pydantic: the specs were validated whe
 the same types are built without range checks; unknown and missing keys are still refused.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

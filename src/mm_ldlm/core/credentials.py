@@ -4,8 +4,6 @@ Credentials belong in environment variables (`MLFLOW_TRACKING_USERNAME`, `HF_TOK
 Everything that prints or stores parameters or addresses masks them here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 `mm_ldlm.core.config` turns mappings into configurations; here the component of a name is found, imported and checked.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

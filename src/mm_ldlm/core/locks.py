@@ -4,8 +4,6 @@ A lock is an advisory lock of the operating system (`flock`) on a small file, so
 that ends. The lines of the file are the records of its holders, for the message of a run that is refused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import fcntl

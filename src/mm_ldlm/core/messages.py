@@ -1,7 +1,5 @@
 """Values in messages: short, on one line, without credentials and without characters that a terminal cannot show."""
 
-from __future__ import annotations
-
 import difflib
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Collective operations; in a single process they return their input without communication."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import torch.distributed as dist

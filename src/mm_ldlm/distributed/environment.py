@@ -1,7 +1,5 @@
 """Ranks, hosts and addresses, as the variables of torchrun, SLURM and older shell scripts give them."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

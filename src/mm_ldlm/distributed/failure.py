@@ -1,7 +1,5 @@
 """Errors of ranks: a failing rank records its error, and the launcher reports the first one in one paragraph."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -4,8 +4,6 @@ The workers are started as `python -m MODULE ARGS` (by `entry`), so that they im
 (neither Kedro nor MLflow).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging

@@ -4,8 +4,6 @@ The elastic launcher makes a folder for each launch, with `attempt_N/LOCAL_RANK/
 that grows beyond its limit is emptied, and its last part is kept beside it as `stderr.log.1`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Data-parallel modules: DDP or FSDP2, and gradient accumulation without unnecessary communication."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

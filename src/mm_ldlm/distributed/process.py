@@ -1,7 +1,5 @@
 """The process group: join it, choose this rank's device, and leave it cleanly."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime

@@ -4,8 +4,6 @@ Latents in arguments and results are *raw*: the encoder's vectors, as stores and
 they are standardised.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from mm_ldlm.core.kinds import Registry

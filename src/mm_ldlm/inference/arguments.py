@@ -3,8 +3,6 @@
 Everything else is checked by `core.config.check` where a request begins. Below, arguments are trusted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path

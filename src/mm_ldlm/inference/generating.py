@@ -1,7 +1,5 @@
 """Requests that write texts: inversion, interpolation and generation, and the infilling and editing of given texts."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 If the run has latents, the encoder that its configuration names is loaded when it is first needed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

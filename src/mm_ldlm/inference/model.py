@@ -3,8 +3,6 @@
 Texts and raw latents (the encoder's vectors) are converted to token ids and standardised latents, and back.
 """
 
-from __future__ import annotations
-
 import collections
 import copy
 import logging

@@ -3,8 +3,6 @@
 The negative log-likelihood of a text is exact, or an upper bound (NELBO).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Token ids lack capitals, spaces and words outside the vocabulary. A template the
 the positions of its gaps, and only the tokens of the gaps are decoded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ depends only on its number in the request and on the seed, so that batching chan
 checked here, once, for all requests. A canvas is a list of ids in which `[MASK]` marks the positions to be written.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

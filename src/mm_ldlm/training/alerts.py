@@ -4,8 +4,6 @@ An alert is an event in the log (`alert`, with its name and a reason). It change
 its cause has ended.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping
 

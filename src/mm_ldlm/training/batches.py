@@ -7,8 +7,6 @@ positions of a batch are distributed to ranks and micro-batches in turn; every r
 communication.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Construction of a run: model, objective, optimizer, batches and checkpoints of one rank."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints of a run: when they are saved, their contents, and their restoration."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data of training: the dataset as a source of tokens and of the fields that the objective reads."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path

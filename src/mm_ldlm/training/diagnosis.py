@@ -3,8 +3,6 @@
 All ranks repeat the step together, as sharded models need, and exchange their findings. No parameter changes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -6,8 +6,6 @@ All statistics of a step are collected on the device and read once. Names in the
 in the run folder, one line for each diagnosed step: {"step": …, "parameters": {name: {norm, mean, std, …}}}.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import resource

@@ -1,7 +1,5 @@
 """Exponential moving average (EMA) of the weights, in float32."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 

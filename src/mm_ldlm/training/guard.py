@@ -5,8 +5,6 @@ step changes nothing: its gradients are cleared, and its numbers never enter the
 with.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import math

@@ -5,8 +5,6 @@ of a step is valid, and lines after the step that a run went back to are not (`r
 non-finite numbers are written as "nan", "inf" and "-inf".
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Everything that the steps of a training change, and that a checkpoint therefore contains."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

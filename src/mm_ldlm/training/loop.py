@@ -4,8 +4,6 @@ One step: batch → forward and backward of each micro-batch → one all-reduce 
 guard's decision, the same on all ranks → update, or none. Everything else happens at intervals.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Literal

@@ -1,7 +1,5 @@
 """Optimizers of the trainable root: AdamW, and Muon for the matrices of the blocks; their learning-rate schedule."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Planning of a run: typed parameters and the validated dataset become the training spec."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

@@ -1,7 +1,5 @@
 """Choice of the precision of the forward pass for the devices of a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 

@@ -1,7 +1,5 @@
 """Preflight checks before the first step: whether this machine can execute the run, and otherwise the remedy."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path

@@ -4,8 +4,6 @@ A model that writes texts from latents rebuilds one held-out sentence from its l
 noise writes a text of the length of that sentence, always from the same noise. Models that do neither show nothing.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from pathlib import Path

@@ -6,8 +6,6 @@ record `went_back.json` names the checkpoint and the fingerprint of the paramete
 the run instead of going back again at every restart.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

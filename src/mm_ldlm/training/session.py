@@ -1,7 +1,5 @@
 """Session of a run in the launching process: start the workers and return the result; status and lock of the run."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

@@ -1,7 +1,5 @@
 """Counters and random states of a run; the only module that sets global seeds."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import random

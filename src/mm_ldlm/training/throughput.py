@@ -1,7 +1,5 @@
 """Throughput and time budget: tokens per second, utilisation, remaining seconds."""
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Validation losses and perplexity: a pass over held-out examples with the EMA weights, the same noise every time."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

@@ -5,8 +5,6 @@
 It imports only torch, numpy, pyarrow, safetensors and the tokenizer, so a GPU host needs no other packages.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

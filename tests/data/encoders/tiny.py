@@ -1,7 +1,5 @@
 """Small encoders with random weights, one of each architecture, saved in their published formats."""
 
-from __future__ import annotations
-
 import functools
 import json
 import tempfile

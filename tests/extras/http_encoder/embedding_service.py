@@ -1,7 +1,5 @@
 """A small embedding service on the loopback interface, whose answers can be damaged in every way that services know."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

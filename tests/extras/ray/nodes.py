@@ -3,8 +3,6 @@
 Ray replaces 127.0.0.1 by an address of the machine's network, so that address is not used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A killed run leaves the shards of its last commit. The next run with the same in
 same bytes; one with other inputs starts again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 Findings do not raise errors here: `findings.enforce` raises them after the report is on disk.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Limits of the checks of the validation."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from mm_ldlm.core.config import Fraction, NonNegativeFloat, PositiveFloat, Rows, RowsOrNone, config

@@ -1,7 +1,5 @@
 """Findings of the validation, with a severity, and the rows that must be left out of training."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Commands `mm-ldlm import-checkpoint` and `mm-ldlm export-checkpoint`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ The parameters keep their names, without the prefix `model.`. The folder also ha
 configuration, the tokenizer and the normaliser.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 `{n}` in a pattern is a number. A rule makes one parameter of a model here from one or more parameters of the format.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

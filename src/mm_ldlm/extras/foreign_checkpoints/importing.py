@@ -4,8 +4,6 @@ The model comes from the checkpoint itself (a known format, or an export of this
 imported like.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from collections.abc import Mapping

@@ -4,8 +4,6 @@
 is refused and never executed. Optimizer and random states beside the weights are not read.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Export records, tokens and latents in the older folder layout; a source of kind `layout` reads it."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

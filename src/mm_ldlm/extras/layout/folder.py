@@ -1,7 +1,5 @@
 """The files of the older folder layout, in a directory or a .zip, and the rows that its lists or its names describe."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 import zlib

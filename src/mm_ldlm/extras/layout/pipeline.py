@@ -1,7 +1,5 @@
 """The graph of `export`."""
 
-from __future__ import annotations
-
 from kedro.pipeline import Pipeline, node
 
 from mm_ldlm.extras.layout import nodes

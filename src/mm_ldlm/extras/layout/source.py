@@ -5,8 +5,6 @@ latents are the vectors of the texts. A row keeps its split, the second text of 
 under "layout_id".
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import zipfile

@@ -4,8 +4,6 @@ They run in one process on the configured device, on a few examples of the real 
 Their results are not saved.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Collection

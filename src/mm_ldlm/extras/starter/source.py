@@ -1,7 +1,5 @@
 """The starter corpus as a source: its sentences, or pairs of them with the answer to "which has more words?"."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib import resources
 from typing import Any

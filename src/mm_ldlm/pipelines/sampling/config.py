@@ -1,7 +1,5 @@
 """Parameters of the sampling pipeline and of its tasks on texts and latents."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated, Any, Literal

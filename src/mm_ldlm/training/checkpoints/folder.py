@@ -4,8 +4,6 @@ checkpoints/step-00000500/{model,ema,optimizer}.safetensors, training_state.json
 checkpoints/latest, best     text files with the name of a folder
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

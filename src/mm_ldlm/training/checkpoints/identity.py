@@ -1,7 +1,5 @@
 """Identity of a checkpoint: the properties that it shares with every run that loads it."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path

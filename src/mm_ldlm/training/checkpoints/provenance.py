@@ -1,7 +1,5 @@
 """Provenance of results: which weights, which parameters and which seed made a table, a metric file or a figure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

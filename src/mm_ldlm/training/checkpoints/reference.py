@@ -2,8 +2,6 @@
 one that is chosen by its path (`--params run=PATH`). Separate from `folder`, so that it does not need torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Loading of weights: copy the tensors of a checkpoint into a module, plain or sharded, and check that they match."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 

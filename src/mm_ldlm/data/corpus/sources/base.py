@@ -1,7 +1,5 @@
 """The kinds of sources, and the rows and damaged rows that a source yields."""
 
-from __future__ import annotations
-
 import dataclasses
 import glob
 import os
