@@ -131,7 +131,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @functools.cache
 def _unit(file: str) -> str:
     """Return what one process runs together: a file, or all files that need the finished run."""
-    return "finished" if "finished: Path" in (PROJECT / file).read_text(encoding="utf-8") else file
+    path = PROJECT / file
+    sources = (each for each in (path, path.with_name("conftest.py")) if each != Path(__file__) and each.is_file())
+    return "finished" if any("finished: Path" in each.read_text(encoding="utf-8") for each in sources) else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

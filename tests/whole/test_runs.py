@@ -75,7 +75,7 @@ def test_a_run_leaves_every_artifact_and_the_headline_numbers(finished: Path) ->
 
 def test_its_mlflow_run_is_finished_and_has_its_curves(finished: Path) -> None:
     reference = catalog_of(finished).load("tracking_reference")
-    client = MlflowRun(**{"uri": reference["tracking_uri"], "run_id": reference["run_id"]})._client
+    client = MlflowRun(reference["tracking_uri"], reference["run_id"]).client
     run = client.get_run(reference["run_id"])
     assert run.info.status == "FINISHED"
     assert run.data.tags["environment"] == "test"

@@ -371,6 +371,7 @@ def _line(what: str, path: str, value: Any, items: Sequence[Any]) -> str:
     if "found" in words or (refused is not None and not items[0]["loc"]):
         return f"{what.format(escape(path))}: {words}."
     choices = re.findall(r"'([^']*)'", context.get("expected", ""))
+    words = words.removeprefix("expected ")
     return f"{what.format(escape(path))}: expected {words}, found {show(value)}.{nearest(value, choices)}"
 
 
@@ -380,7 +381,7 @@ def _expected(item: Mapping[str, Any]) -> str:
         return "a list, as in [a, b]"
     words = re.sub(r", (unable|got) .*", "", escape(mask(str(item["msg"]).removeprefix("Value error, "))))
     words = re.sub(r"^\w+ should (be |have )?", "", words).replace("match pattern", "a text of the form")
-    return f"a number {words}" if words.startswith(("greater", "less")) else words.removeprefix("expected ")
+    return f"a number {words}" if words.startswith(("greater", "less")) else words
 
 
 def _of_keys(at: str, refused: InvalidValue) -> str:
