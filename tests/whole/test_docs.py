@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from kedro.framework.project import configure_project
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from tests.components import SHAPE, random_batch
-from tests.environments import CONF, ENVIRONMENTS
+from tests.environments import CONF, ENVIRONMENTS, layer, parameters
 
-from mm_ldlm.app.config_loader import LayeredConfigLoader
+from mm_ldlm.app.config_loader import merge
 from mm_ldlm.app.parameters import check_parameters
 from mm_ldlm.cli import cli
 from mm_ldlm.core.config import parse_kind
@@ -27,7 +28,6 @@ from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.root import build_root
 from mm_ldlm.pipelines import PIPELINES
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS
-from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 PROJECT = CONF.parent
 PAGES = sorted({page for pattern in ("*.md", "docs/**/*.md") for page in PROJECT.glob(pattern)})
@@ -67,8 +67,8 @@ def test_a_documented_run_names_what_there_is(page: str, words: list[str]) -> No
     options["params"].pop("run", None)  # a path that is an example
     names = [options["pipeline"]] if options["pipeline"] else options["pipelines"]
     assert {*names} <= {*PIPELINES, "__default__"}
-    given = {"env": options["env"] or "base", "runtime_params": options["params"]}
-    check_parameters(LayeredConfigLoader(CONF, **given, **CONFIG_LOADER_ARGS)["parameters"])
+    layers = [layer(name) for name in (options["env"] or "local").split("+") if name != "local"]
+    check_parameters(reduce(merge, [*layers, options["params"]], parameters("base")))
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)

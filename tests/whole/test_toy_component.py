@@ -24,6 +24,7 @@ sampling:
     text: {kind: "toy_component:ToySampler"}
 """
 Kedro = Callable[..., None]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
