@@ -132,11 +132,13 @@ ALIASES = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
     f"{name}: &{name} [*{before},*{before},*{before},*{before},*{before},*{before},*{before},*{before},*{before}]\n"
     for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
+MERGES = "a0: &a0 {k: 1}\n" + "".join(f"a{n + 1}: &a{n + 1} {{<<: [*a{n}, *a{n}]}}\n" for n in range(40))
 
 
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
+        ("text/parameters.yml", MERGES.encode(), "values"),
         ("text/parameters.yml", b"a: [1", "line 1"), ("text/parameters.yml", b"a: 1\na: 2", "line 2"),
         ("text/parameters.yml", b"a: \xff", "line 1"), ("text/parameters.yml", b"- 1", "parameters.yml"),
         ("text/parameters.yml", b"1: 2", "parameters.yml"), ("text/parameters.yml", b"a: !!python/name:os.system", "line 1"),

@@ -83,7 +83,7 @@ def is_killed(folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def exits_beside_a_collective(folder: Path) -> None:
+def exits_beside_a_collective(folder: Path, code: int = 7) -> None:
     """Rank 1 ends without an error; the others lose their connection in the middle of an all-reduce."""
     import torch
 
@@ -93,8 +93,12 @@ def exits_beside_a_collective(folder: Path) -> None:
     with joined(device="cpu", timeout_minutes=1, threads=1):
         collectives.barrier()
         if RANK == 1:
-            os._exit(7)
+            os._exit(code)
         collectives.sum_(torch.zeros(10))
+
+
+def leaves_beside_a_collective(folder: Path) -> None:
+    exits_beside_a_collective(folder, code=0)
 
 
 def waits(folder: Path) -> None:
@@ -104,4 +108,4 @@ def waits(folder: Path) -> None:
 if __name__ == "__main__":
     case, rest = globals()[sys.argv[1]], Path(sys.argv[2])
     with failure.recorded():
-        (case if case is exits_beside_a_collective or RANK == 1 else waits)(rest)
+        (case if sys.argv[1].endswith("beside_a_collective") or RANK == 1 else waits)(rest)

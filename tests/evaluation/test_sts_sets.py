@@ -53,6 +53,7 @@ def test_every_published_form_of_sts_b_gives_the_pairs(kind: str, tmp_path: Path
         ("original", ORIGINAL, "one\ttwo\n"),
         ("csv", FILES["csv"], ""),
         ("csv", FILES["csv"], "a,b,1\nc,d,1\n"),
+        ("csv", '"two men"', '"two" men'),
     ],
 )
 def test_a_file_that_cannot_be_read_completely_is_refused(

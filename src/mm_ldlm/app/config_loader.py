@@ -216,9 +216,10 @@ def parse_yaml(content: bytes, *, file: str) -> Any:
     """
     line, reason = 1, f"expected at most {MOST_VALUES:,} values, found more"
     try:
-        found = yaml.load(content.decode("utf-8"), Loader=get_yaml_loader())
-        if _size(found, {}) <= MOST_VALUES:
-            return found
+        loader = get_yaml_loader()(content.decode("utf-8"))
+        node = loader.get_single_node()  # not yet constructed: merge keys (<<) copy what they name
+        if _size(node, {}) <= MOST_VALUES:
+            return None if node is None else loader.construct_document(node)
     except UnicodeDecodeError as error:
         line, reason = content[: error.start].count(b"\n") + 1, reason_of(error)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -230,15 +231,15 @@ def parse_yaml(content: bytes, *, file: str) -> Any:
     )
 
 
-def _size(value: Any, known: dict[int, int]) -> int:
+def _size(node: Any, known: dict[int, int]) -> int:
     """Count the values in a tree, those of an alias each time; `known` has the counts of mappings and lists by id."""
-    if not isinstance(value, (dict, list)):
+    if not isinstance(node, yaml.CollectionNode):
         return 1
-    if id(value) not in known:
-        known[id(value)] = MOST_VALUES + 1  # of a value that contains itself
-        inner = value.values() if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_size(item, known) for item in inner)
-    return known[id(value)]
+    if id(node) not in known:
+        known[id(node)] = MOST_VALUES + 1  # of a value that contains itself
+        inner = [each[1] for each in node.value] if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = 1 + sum(_size(item, known) for item in inner)
+    return known[id(node)]
 
 
 def parse_params(text: str) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import Any
 
 MASK = "***"
 
-_USER = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)(?:[^\s/@]{0,1000}|[^\s/@:]*:\S{0,1000})@")
+_USER = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)(?:[^\s/]{0,1000}|[^\s/@:]*:\S{0,1000})@")
 """The user and the password of an address; the second form is a password with a `/` that should have been encoded."""
 _LOOSE = re.compile(
-    r"(?P<scheme>://|(?<![^\s'\"(=,]))(?:(?<=://)[^\s/@:]{0,100}:[^/@\n]{1,200}|[^\s/@:'\"]{1,100}:[^\s/@]{1,200})@(?=[\w\[])"
+    r"(?P<scheme>://|(?<![^\s'\"(=,/]))(?:(?<=://)[^\s/@:]{0,100}:[^/@\n]{1,200}|[^\s/@:'\"]{1,100}:[^\s/@]{1,200})@(?=[\w\[])"
 )
 """A password with a space in it, and a user with a password without a scheme; masked where a text is shown"""
 _QUERY = re.compile(

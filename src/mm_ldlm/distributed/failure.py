@@ -10,12 +10,15 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from mm_ldlm.core.errors import MMLDLMError
 from mm_ldlm.distributed import environment
 
 _NOTED = "mm_ldlm_raised"
+_DONE = "done"
+"""File in the log folder of a rank that did its work; one that ends with exit code 0 before has none"""
 _CONSEQUENCES = (-signal.SIGTERM, -signal.SIGABRT)
 """Exit codes of ranks that the agent ended, and of those that NCCL's watchdog ended because a peer was gone"""
 _AGENT_KILLS_AFTER = 30
@@ -75,6 +78,8 @@ def recorded() -> Iterator[None]:
         if isinstance(error, MMLDLMError):
             sys.exit(f"{type(error).__name__}: {error}")
         raise
+    if (path := os.environ.get("TORCHELASTIC_ERROR_FILE")) is not None:
+        Path(path).with_name(_DONE).touch()
 
 
 def record(error: BaseException) -> None:
@@ -118,6 +123,7 @@ def explain(failures: Mapping[int, Any], log_directory: Path, *, since: float) -
     records = sorted(_records(log_directory, since), key=lambda found: (not found.is_ours, found.time))
     known = {found.rank for found in records}
     begin = min(item.timestamp for item in failures.values())
+    failures = {**_left(failures, log_directory, begin), **failures}
     silent = [
         rank
         for rank, item in failures.items()
@@ -138,6 +144,17 @@ def _records(log_directory: Path, since: float) -> Iterator[Failure]:
             found = Failure(**{**plain, "log": str(path.parent / "stderr.log")})
             if found.time >= since:
                 yield found
+
+
+def _left(failures: Mapping[int, Any], log_directory: Path, begin: float) -> dict[int, Any]:
+    """Find the ranks of this host that ended with exit code 0, as by `os._exit(0)`, before their work was done."""
+    first = min(rank - item.local_rank for rank, item in failures.items())
+    attempts = sorted(log_directory.glob("*/attempt_*"), key=lambda path: path.stat().st_mtime)
+    ranks = [int(log.parent.name) for log in attempts[-1].glob("*/stderr.log")] if attempts else []
+    return {
+        first + local: SimpleNamespace(local_rank=local, exitcode=0, timestamp=begin)
+        for local in ranks if not (attempts[-1] / str(local) / _DONE).exists()
+    }  # fmt: skip
 
 
 def _ended(rank: int, item: Any, log_directory: Path) -> str:

@@ -158,7 +158,8 @@ def read_rows(file: InputFile, *, widths: Callable[[list[str]], bool] | None = N
     text = file.text()
     tabs = "\t" in text.partition("\n")[0]
     lines: Iterable[str] = file.lines() if tabs else io.StringIO(text, newline="")
-    reader = csv.reader(lines, delimiter="\t" if tabs else ",", quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL)
+    quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
+    reader = csv.reader(lines, delimiter="\t" if tabs else ",", quoting=quoting, strict=True)
     try:
         rows = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:

@@ -1,7 +1,9 @@
 """Arrow files, Parquet files and saved data sets: all types, bounded cells, and files that end early."""
 
+import contextlib
 import io
 import json
+import os
 import random
 import struct
 from collections.abc import Callable
@@ -44,6 +46,10 @@ def test_a_tensor_column_is_read_as_vectors(tmp_path: Path, kind: str) -> None:
     for name in ("tensor", "list"):
         assert np.array_equal([row.vector for row in read({**keys, "vector_column": name})], values)  # type: ignore[union-attr]
     assert texts(read({**keys, "meta_columns": ["inside", "tensor"]})) == columns["text"]
+    columns = {"text": ["a"], "odd": pa.array(["a"]).dictionary_encode()}
+    columns["odd"] = pa.ExtensionArray.from_storage(pa.opaque(columns["odd"].type, "x", "y"), columns["odd"])
+    with pytest.raises(SourceError, match="dictionary") if kind == "parquet" else contextlib.nullcontext():
+        assert texts(read({**written(kind, tmp_path / "b", columns), "meta_columns": ["odd"]})) == ["a"]
 
 
 TYPES: dict[str, tuple[pa.Array, int]] = {
@@ -228,3 +234,7 @@ def test_pitfall_29_names_in_a_data_set_stay_in_its_folder(tmp_path: Path) -> No
         state.write_text(json.dumps({**json.loads(state.read_text()), "_data_files": [{"filename": name}]}))
         with pytest.raises(UnsafePathError):
             read(keys)
+    os.mkfifo(tmp_path / "set/train/pipe.arrow")
+    state.write_text(json.dumps({**json.loads(state.read_text()), "_data_files": [{"filename": "pipe.arrow"}]}))
+    with pytest.raises(SourceError, match="pipe"):
+        read(keys)

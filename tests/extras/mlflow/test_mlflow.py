@@ -175,7 +175,7 @@ def test_what_is_no_database_is_refused(place: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "uri",
-    ["user:S3cret@host", "http://user:S3cret@host/", "http://user:a S3cret@host/", "http://S3cret@host", "ftp://S3cret",
+    ["user:S3cret@host", "http://user:S3cret%40host", "http://user:S3cret@host/", "http://user:a S3cret@host/", "http://S3cret@host", "ftp://S3cret",
      "http://h/?token=S3cretS3cret", "sqlite:// S3cret", "S3cret S3cret", "", "http://", "a?S3cret"],
 )  # fmt: skip
 def test_an_address_that_is_none_or_has_a_secret_is_refused_unseen(uri: str) -> None:

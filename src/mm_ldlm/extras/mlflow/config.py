@@ -32,7 +32,7 @@ class TrackingConfig:
 
     def __post_init__(self) -> None:
         # The refusal does not repeat the address: what is no address may be a password.
-        if not _URI.match(self.uri) or "@" in self.uri or mask(self.uri) != self.uri:
+        if not _URI.match(self.uri) or re.search("@|%40", self.uri) or mask(self.uri) != self.uri:
             raise InvalidValue(
                 "expected the address of an MLflow server or database (sqlite:///FILE, http://HOST:PORT, …) without "
                 "user, password or token, because it is stored with every run, found another text. Set "

@@ -108,7 +108,9 @@ class DiskConfig(ColumnsConfig):
                 splits = {name: inside(folder, name) for name in file.json(dict)["splits"]}
             for name, place in splits.items():
                 file = self.file(place / "state.json")
-                found[name] = [inside(place, each["filename"]) for each in file.json(dict)["_data_files"]]
+                found[name] = [
+                    self.file(inside(place, each["filename"])).check() for each in file.json(dict)["_data_files"]
+                ]
         except (TypeError, LookupError) as error:
             file.refuse("the names that Dataset.save_to_disk writes", f"others ({reason_of(error)})")
         return found
@@ -181,6 +183,8 @@ def _stream(mapped: pa.Buffer) -> Iterator[pa.RecordBatch]:
 
 def _parquet(path: Path, config: ColumnsConfig) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        if "storage_type=dictionary" in str(file.schema_arrow.types):
+            raise pa.ArrowNotImplementedError("an extension type over a dictionary, which would end the process")
         # The metadata of columns are not read here: damaged ones end the process instead of raising (pyarrow 25).
         groups = sum(file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups))
         names, found = config.present(file.schema_arrow.names, str(path)), 0
@@ -204,7 +208,7 @@ def _valid(column: pa.Array) -> pa.Array:
         column = column.storage
     as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(column.type)
     (column if as_bytes is None else column.view(as_bytes)).validate(full=True)
-    return column.cast(pa.large_string()) if pa.types.is_string_view(column.type) else column
+    return column
 
 
 def _cells(column: pa.Array, max_bytes: int, as_arrays: bool) -> list[Any]:
@@ -213,6 +217,8 @@ def _cells(column: pa.Array, max_bytes: int, as_arrays: bool) -> list[Any]:
         indices = column.indices.to_pylist()
         values = {place: _cell(column.dictionary.slice(place, 1), max_bytes) for place in {*indices} - {None}}
         return [values.get(place) for place in indices]
+    if pa.types.is_string_view(column.type):  # cast one by one: all of them may share one text
+        return [_cell(column.slice(place, 1).cast(pa.large_string()), max_bytes) for place in range(len(column))]
     inner = getattr(column.type, "value_type", None)
     if as_arrays and inner is not None and (pa.types.is_floating(inner) or pa.types.is_integer(inner)):
         return [scalar.values.to_numpy(zero_copy_only=False) if scalar.is_valid else None for scalar in column]
