@@ -31,6 +31,12 @@ def test_the_gain_of_this_cpu_is_a_positive_number() -> None:
     assert precision.bf16_gain(tries=1) > 0
 
 
+def test_a_run_keeps_the_folder_of_its_plan_whatever_type_its_device_gets(tmp_path: Path) -> None:
+    spec = task.spec(precision={"autocast": "auto"}, max_steps=6)
+    run = task.built(spec, tmp_path)
+    assert {run.checkpointer.directory.parent, run.diagnostics.directory} == {tmp_path / spec.name}
+
+
 @pytest.mark.parametrize("autocast", ["fp32", "bf16", "fp16"])
 def test_pitfall_03_products_have_the_type_and_parameters_stay_float32(autocast: str, tmp_path: Path) -> None:
     run = task.built(task.spec(precision={"autocast": autocast}, max_steps=6), tmp_path)

@@ -42,6 +42,7 @@ def build(spec: TrainingSpec, *, root: Path, data: Data, process: Process, track
     Args:
         root: folder that the spec's relative paths start from.
     """
+    directory = root / spec.name  # the name covers the parameters as they were planned
     config = dataclasses.replace(spec.training, precision=resolve(spec.training.precision, process))
     spec = dataclasses.replace(spec, training=config)
     compiled = config.precision.compile
@@ -77,9 +78,9 @@ def build(spec: TrainingSpec, *, root: Path, data: Data, process: Process, track
         learner=learner,
         stepper=Stepper(parallel, process, precision=config.precision, scaler=scaler, seed=spec.seed),
         loader=loader,
-        checkpointer=Checkpointer(learner, spec, process, tracker, root=root, folders=data.folders),
+        checkpointer=Checkpointer(learner, spec, process, tracker, run=directory, folders=data.folders),
         tracker=tracker,
-        diagnostics=Diagnostics(learner, config, process, directory=root / spec.name),
+        diagnostics=Diagnostics(learner, config, process, directory=directory),
         throughput=Throughput(loader, learner.state, config),
         alerts=Alerts(tracker),
         validate=Validation(data.validation, learner, spec, process)

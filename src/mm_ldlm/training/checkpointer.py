@@ -32,11 +32,11 @@ class Checkpointer:
     """
 
     def __init__(
-        self, learner: Learner, spec: TrainingSpec, process: Process, tracker: Tracker, *, root: Path,
+        self, learner: Learner, spec: TrainingSpec, process: Process, tracker: Tracker, *, run: Path,
         folders: dict[str, Path],
     ) -> None:  # fmt: skip
         self.learner, self.config, self.process, self.tracker = learner, spec.training.checkpoint, process, tracker
-        self.directory, self.folders = root / spec.name / CHECKPOINTS, folders
+        self.directory, self.folders = run / CHECKPOINTS, folders
         self.identity = identity_of(
             model=spec.model, shape=spec.shape, objective=spec.objective, fingerprints=spec.fingerprints
         )
