@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,10 @@ def test_a_follower_misses_no_line_and_survives_its_sinks(tmp_path: Path, caplog
         writer.start()
     for writer in writers:
         writer.join()
+    until = time.monotonic() + 30
+    while len(received) < 19 and time.monotonic() < until:  # lines are passed on while the training runs
+        time.sleep(0.05)
+    assert len(received) == 19
     follower.stop()
     other.stop()
     log.close()

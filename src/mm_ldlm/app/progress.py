@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Follower:
         self._pass_on([])
 
     def _run(self) -> None:
-        for lines in (self._first, *self._batches):
+        for lines in chain([self._first], self._batches):
             if lines:
                 self._pass_on(lines)
 

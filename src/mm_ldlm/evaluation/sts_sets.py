@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -158,8 +158,8 @@ def read_rows(file: InputFile, *, widths: Callable[[list[str]], bool] | None = N
     text = file.text()
     tabs = "\t" in text.partition("\n")[0]
     lines: Iterable[str] = file.lines() if tabs else io.StringIO(text, newline="")
-    quoting = csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL
-    reader = csv.reader(lines, delimiter="\t" if tabs else ",", quoting=quoting, strict=True)
+    dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
+    reader = csv.reader(lines, strict=True, **dialect)
     try:
         rows = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
