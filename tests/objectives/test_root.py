@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.components import random_batch
 from torch import Tensor, nn
 
 from mm_ldlm.core.config import config, parse_kind
@@ -198,23 +199,21 @@ def _built_as(made: Any) -> Any:
 
 
 @pytest.mark.parametrize("weights_", [{"text_los": 1.0}, {"text_loss": 1.0}])
-def test_a_loss_without_weight_is_refused_at_the_first_step(
-    weights_: dict[str, float], batch: Any, refuses: Any
-) -> None:
+def test_a_loss_without_weight_is_refused_at_the_first_step(weights_: dict[str, float], refuses: Any) -> None:
     units = dict.fromkeys(weights_, "tokens")
     root = build(_built_as(type("Broken", (Changed,), {"weights_": weights_, "units_": units})))
     with refuses(ConfigurationError, "length_loss"):
-        root(batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
+        root(random_batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
 
 
-def test_a_misspelt_loss_is_refused_at_the_first_step(batch: Any, refuses: Any) -> None:
+def test_a_misspelt_loss_is_refused_at_the_first_step(refuses: Any) -> None:
     class Misspelt(TextDiffusion):
         def forward(self, *args: Any, **keys: Any) -> Losses:
             losses = super().forward(*args, **keys)
             return losses | {"text_los": losses.pop("text_loss")}
 
     with refuses(ConfigurationError, "text_los"):
-        build(_built_as(Misspelt))(batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
+        build(_built_as(Misspelt))(random_batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
 
 
 def test_an_objective_that_is_none_is_refused(refuses: Any) -> None:
@@ -250,14 +249,14 @@ class NarrowConfig(DiTConfig):
         return super().build(dataclasses.replace(shape, vocab_size=5), generator=generator)
 
 
-def test_a_model_with_too_few_logits_is_refused(batch: Any, refuses: Any) -> None:
+def test_a_model_with_too_few_logits_is_refused(refuses: Any) -> None:
     root = build(TextDiffusionConfig(), NarrowConfig(dim=8, depth=1, heads=2))
-    few = batch(dataclasses.replace(SHAPE, vocab_size=5))
+    few = random_batch(dataclasses.replace(SHAPE, vocab_size=5))
     with refuses(ConfigurationError, "12", "5"):
         root(few, RowGenerator(0, torch.arange(4)), "text", 0)
 
 
-def test_parameters_of_an_objective_belong_to_its_part_unless_they_have_their_own(batch: Any) -> None:
+def test_parameters_of_an_objective_belong_to_its_part_unless_they_have_their_own() -> None:
     from mm_ldlm.models.parts import tag, tagged_parameters
 
     class Extra(TextDiffusion):
