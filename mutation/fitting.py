@@ -25,7 +25,7 @@ def imports_of(file: Path) -> frozenset[str]:
 def fitting_tests(root: Path, path: str) -> list[str]:
     """Return the test files to run on a fault in `path` (relative to `root`), the likeliest to fail first.
 
-    First the files with the name of the module (tests/core/test_config.py for src/mm_ldlm/core/config.py), then those
+    First the files with the name of the module (tests/core/test_typed.py for src/mm_ldlm/core/typed.py), then those
     that import it, then those of its room, then those that import a module which imports it. A module that declares
     parameters also has `DEFAULTS`.
     """

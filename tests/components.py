@@ -14,8 +14,7 @@ import torch
 from tests.diffusion.enumeration import VOCABULARY, Interpolation, masking
 from torch import Tensor
 
-from mm_ldlm.core.config import parse_kind
-from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.core import Kinds, parse_kind
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS

@@ -13,7 +13,7 @@ from kedro.framework.project import configure_project
 from kedro.io import DatasetError
 
 from mm_ldlm import cli, settings
-from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.core import ConfigurationError, StoreError
 
 RUN = cli.cli.commands["run"]
 

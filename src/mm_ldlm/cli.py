@@ -17,10 +17,8 @@ from kedro.pipeline import Pipeline
 from mm_ldlm.app.config_loader import EXAMPLE, merge, nested, parse_params, parse_yaml
 from mm_ldlm.app.console import messages_only
 from mm_ldlm.app.hooks import ProjectHooks
-from mm_ldlm.core.credentials import mask
-from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, StoreError, purposeful
+from mm_ldlm.core import ConfigurationError, MMLDLMError, StoreError, mask, nearest, purposeful, reason_of, show
 from mm_ldlm.core.files import InputFile, write_problem
-from mm_ldlm.core.messages import nearest, reason_of, show
 
 log = logging.getLogger(__name__)
 

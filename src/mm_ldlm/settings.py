@@ -20,7 +20,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from mm_ldlm.app.config_loader import LayeredConfigLoader
 from mm_ldlm.app.hooks import ProjectHooks
-from mm_ldlm.core.kinds import Registry
+from mm_ldlm.core import Registry
 from mm_ldlm.training.checkpoints.reference import results_of, runs_of
 
 _CONTRIBUTED = Registry("group of hooks", {}, group="hooks")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kedro.config import MissingConfigException
 
 from mm_ldlm.app.config_loader import LayeredConfigLoader, UnreadableConfiguration, merge, nested, parse_params
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 Load = Callable[..., LayeredConfigLoader]

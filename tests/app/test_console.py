@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from mm_ldlm import MMLDLM
 from mm_ldlm.app import console
 from mm_ldlm.app.console import COLUMNS, COMMANDS, commands, messages_only
-from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.core.kinds import Registry
+from mm_ldlm.core import Registry, SamplingError
 
 HEAVY = ("torch", "kedro", "mlflow", "transformers", "pandas", "pyarrow", "omegaconf")
 

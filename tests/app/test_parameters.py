@@ -18,9 +18,7 @@ from tests.environments import ENVIRONMENTS, combined, parameters, paths, sectio
 from mm_ldlm.app import parameters as module
 from mm_ldlm.app.config_loader import merge
 from mm_ldlm.app.parameters import SCALARS, SECTIONS, check_machine, check_parameters
-from mm_ldlm.core.config import to_dict
-from mm_ldlm.core.errors import CheckpointError, ConfigurationError
-from mm_ldlm.core.kinds import Kinds, Registry
+from mm_ldlm.core import CheckpointError, ConfigurationError, Kinds, Registry, to_dict
 
 Refuses = Callable[..., Any]
 PROJECT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mm_ldlm.core.errors import MMLDLMError
+from mm_ldlm.core import MMLDLMError
 
 PASSED = ("success", "quarantine", "refused")
 """Endings that are allowed. Every other ending is a failure, named by its kind."""

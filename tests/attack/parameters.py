@@ -111,12 +111,12 @@ OVERRIDES = (
 COMPONENTS = {
     "raises": "raise KeyError('import')", "exits": "raise SystemExit(3)", "nothing": "",
     "no_class": "Odd = 3", "odd_annotations": "class Odd:\n    x: 'no.such.Type' = 1",
-    "property": "from mm_ldlm.core.config import config\n@config\nclass Odd:\n    kind: str = 'odd'\n    @property\n"
+    "property": "from mm_ldlm.core.typed import config\n@config\nclass Odd:\n    kind: str = 'odd'\n    @property\n"
     "    def build(self):\n        raise RuntimeError('property')",
     "odd_exception": "class Quiet(Exception):\n    def __str__(self):\n        raise ValueError('str')\nraise Quiet",
     "long_exception": "raise ValueError('x' * 10**6)", "metaclass": "class M(type):\n    def __getattr__(cls, name):\n"
     "        raise RuntimeError(name)\nclass Odd(metaclass=M):\n    pass",
-    "post_init": "from mm_ldlm.core.config import config\n@config\nclass Odd:\n    kind: str = 'odd'\n"
+    "post_init": "from mm_ldlm.core.typed import config\n@config\nclass Odd:\n    kind: str = 'odd'\n"
     "    def __post_init__(self):\n        raise OSError('odd')",
 }  # fmt: skip
 """Modules of users, whose class `Odd` is chosen as a component"""
@@ -151,7 +151,7 @@ def generate(draw: random.Random) -> dict[str, Any]:
 def run(parameters: dict[str, Any], folder: Path, pristine: dict[str, Any]) -> str:
     from mm_ldlm.app.config_loader import merge, parse_params
     from mm_ldlm.app.parameters import check_machine, check_parameters
-    from mm_ldlm.core.errors import MMLDLMError, TrainingDiverged
+    from mm_ldlm.core import MMLDLMError, TrainingDiverged
 
     how, key, draw = parameters["how"], parameters.get("key", ""), random.Random(parameters["draw"])
     plain = copy.deepcopy(pristine["plain"])

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core import SourceError
 
 from .oracle import Written, Wrong, check_rows
 

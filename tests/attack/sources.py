@@ -100,7 +100,7 @@ def run(parameters: dict[str, Any], folder: Path, tokenizer: Any) -> str:
 def ingested(folder: Path, source: dict[str, Any], written: Written, options: dict[str, Any], tokenizer: Any,
              side: Any = None) -> str:  # fmt: skip
     """Ingest a source and compare the records with what was written."""
-    from mm_ldlm.core.config import parse
+    from mm_ldlm.core import parse
     from mm_ldlm.data.corpus.config import IngestionConfig
     from mm_ldlm.data.corpus.ingestion import ingest
     from mm_ldlm.data.corpus.tokenizer import TokenizerConfig

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.core.credentials import MASK, holds_credentials, mask, mask_values
+from mm_ldlm.core import MASK, holds_credentials, mask, mask_values
 
 WORDS = st.text(string.ascii_letters + string.digits, min_size=8, max_size=20).map(lambda word: f"S3cret{word}")
 FORMS = (

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.kills import kills
 
-from mm_ldlm.core import files
-from mm_ldlm.core.errors import EvaluationError, StoreError, UnsafePathError
+from mm_ldlm.core import EvaluationError, StoreError, UnsafePathError, files
 from mm_ldlm.core.files import InputFile, array_in, inside, lines_of, new_directory, recorded, write_bytes, write_json
 
 REUSED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)

@@ -10,10 +10,20 @@ from typing import Annotated, Any, ClassVar, Protocol
 import pytest
 
 import mm_ldlm
+from mm_ldlm.core import (
+    CONTRIBUTORS,
+    ConfigurationError,
+    Kinds,
+    PositiveInt,
+    Registry,
+    config,
+    contributed,
+    parse,
+    parse_kind,
+    registered,
+    to_dict,
+)
 from mm_ldlm.core import kinds as module
-from mm_ldlm.core.config import PositiveInt, config, parse, parse_kind, to_dict
-from mm_ldlm.core.errors import ConfigurationError
-from mm_ldlm.core.kinds import CONTRIBUTORS, Kinds, Registry, contributed, registered
 
 Refuses = Callable[..., Any]
 
@@ -28,7 +38,7 @@ class Shape(Protocol):
 SHAPES = Kinds("shape", {"circle": "shapes_of_a_test:Circle", "square": "shapes_of_a_test:Square"}, "shapes", Shape)
 PACKAGE = """
 from typing import Annotated, Any, ClassVar
-from mm_ldlm.core.config import PositiveInt, config
+from mm_ldlm.core.typed import PositiveInt, config
 from abc import ABC, abstractmethod
 
 @config

@@ -8,9 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.core import errors
-from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, UnsafePathError, WorkerFailed, purposeful
-from mm_ldlm.core.messages import about, duration, escape, nearest, reason_of, show, summarise
+from mm_ldlm.core import (
+    ConfigurationError,
+    MMLDLMError,
+    UnsafePathError,
+    WorkerFailed,
+    about,
+    duration,
+    errors,
+    escape,
+    nearest,
+    purposeful,
+    reason_of,
+    show,
+    summarise,
+)
 from mm_ldlm.sampling.registry import text_sampler
 
 

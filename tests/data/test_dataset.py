@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.damage import damaged
 
-from mm_ldlm.core.errors import FingerprintError, MMLDLMError, StoreError
+from mm_ldlm.core import FingerprintError, MMLDLMError, StoreError
 from mm_ldlm.data import Dataset, commit
 from mm_ldlm.data.dataset import NAME
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.core import ConfigurationError, StoreError
 from mm_ldlm.data.features import FEATURES, Field, feature_of, make_all, needed, open_all, planned, sections
 from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
 from mm_ldlm.data.latents.normaliser_fit import fit_all

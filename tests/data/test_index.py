@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.core.errors import ValidationError
+from mm_ldlm.core import ValidationError
 from mm_ldlm.data import index as module
 from mm_ldlm.data.index import split_column, splits_of, write_index, write_quarantine
 from mm_ldlm.data.store import ShardStore

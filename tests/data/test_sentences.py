@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.core.errors import StoreError
+from mm_ldlm.core import StoreError
 from mm_ldlm.data import Dataset
 from mm_ldlm.data.sentences import held_out, rows_of_ids, texts_of_split
 

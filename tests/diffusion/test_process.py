@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.components import PROCESSES, SHAPE, labelled, process_of, stores_of
 from torch import Tensor
 
-from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.process import Likelihood, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES

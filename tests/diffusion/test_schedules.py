@@ -9,9 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.core.config import parse_kind
-from mm_ldlm.core.errors import ConfigurationError
-from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.core import ConfigurationError, Kinds, parse_kind
 from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES, MASK_SCHEDULES
 from mm_ldlm.diffusion.schedules import CosineLatents, Flow, Geometric, LinearLatents, LogLinear
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.distributed import environment, failure
 
 RANK = environment.rank_info().rank

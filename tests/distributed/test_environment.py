@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.distributed.environment import Hosts, RankInfo, counts_hosts, first_host, hosts, rank_info
 
 TORCHRUN = {

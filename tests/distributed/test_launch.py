@@ -17,7 +17,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
+from mm_ldlm.core import ConfigurationError, WorkerFailed
 from mm_ldlm.distributed import entry
 from mm_ldlm.distributed.launch import LaunchConfig, RanksConfig, check_hosts, launch, with_environment
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
+from mm_ldlm.core import ConfigurationError, WorkerFailed
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.process import choose_device, joined
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.adapters import EncoderAdapter
 from mm_ldlm.evaluation.sts_sets import from_pairs
 from mm_ldlm.evaluation.suites.sts import score_encoder

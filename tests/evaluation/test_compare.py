@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.compare import Result, compare, keep, load_result, paired_differences, shared, side_by_side
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.core.config import parse
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, parse
 from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
 
 POINT = {"label": "a", "sampler": {"kind": "confidence", "steps": 2}}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.sts_sets import FORMATS, StsSet, StsSource, from_pairs, load_sts
 
 PAIRS = [("A plane, taking off.", 'An "air" plane', 5.0), ("Zwei Männer", "two men", 0.5), ("x y", "z", 3.25)]

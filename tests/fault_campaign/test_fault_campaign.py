@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tests.training.faults import Fault, FaultyConfig
 
-from mm_ldlm.core.config import config
+from mm_ldlm.core import config
 
 pytestmark = pytest.mark.slow
 

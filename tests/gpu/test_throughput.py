@@ -15,7 +15,7 @@ from tests.training import task
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from mm_ldlm.core.config import to_dict
+from mm_ldlm.core import to_dict
 from mm_ldlm.models.base import DataShape, count_parameters
 from mm_ldlm.models.layers import Attention
 from mm_ldlm.models.mmdit import MMDiT, MMDiTConfig

@@ -12,7 +12,7 @@ from tests.training import task
 from tests.training.faults import KIND
 from tests.training.ranks import train_on_ranks
 
-from mm_ldlm.core.errors import WorkerFailed
+from mm_ldlm.core import WorkerFailed
 from mm_ldlm.distributed import collectives
 from mm_ldlm.extras.sanity.checks import SanityConfig, check_sanity
 from mm_ldlm.objectives.registry import OBJECTIVES

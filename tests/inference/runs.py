@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from mm_ldlm.core.config import parse_kind, to_dict
+from mm_ldlm.core import parse_kind, to_dict
 from mm_ldlm.core.files import write_json
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
 from mm_ldlm.data.latents.normaliser import Normaliser

@@ -15,8 +15,7 @@ import torch
 from tests.inference.runs import BagEncoder, make
 
 from mm_ldlm import MMLDLM
-from mm_ldlm.core import kinds
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError, kinds
 from mm_ldlm.inference import api
 from mm_ldlm.objectives.capabilities import USES
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS, text_sampler

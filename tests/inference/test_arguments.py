@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.inference.runs import DIM, LATENTS, MULTIMODAL, make, text_run
 
-from mm_ldlm.core.errors import MMLDLMError, SamplingError
+from mm_ldlm.core import MMLDLMError, SamplingError
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.inference.arguments import array_of, read_texts, texts_of, vectors_of
 from mm_ldlm.sampling.gaussian import DdimConfig

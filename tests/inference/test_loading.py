@@ -11,7 +11,7 @@ import pytest
 from tests.inference.runs import DIT, TEXT, BagEncoder, write_run
 
 from mm_ldlm import MMLDLM
-from mm_ldlm.core.errors import CheckpointError, FingerprintError, MMLDLMError, SamplingError
+from mm_ldlm.core import CheckpointError, FingerprintError, MMLDLMError, SamplingError
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.inference.loading import refuse_other_data
 

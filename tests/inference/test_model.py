@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.inference.runs import DIM, LATENTS, make
 
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError
 from mm_ldlm.inference import MMLDLM, reading
 from mm_ldlm.inference.generating import lerp, slerp
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, latent_sampler

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.inference.runs import MMDIT, MULTIMODAL, BagEncoder, make, root_of, tokenizer
 
-from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.inference.loading import Parts

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.inference.runs import make
 
-from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core import parse_kind
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.inference.loading import Parts
 from mm_ldlm.models.base import DataShape

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.layers import Linear
 

@@ -7,8 +7,7 @@ import torch
 from tests.components import SHAPE, inputs_of, model_of, random_batch
 from torch.nn import functional as F
 
-from mm_ldlm.core.config import parse_kind
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, parse_kind
 from mm_ldlm.models.base import count_parameters
 from mm_ldlm.models.registry import MODELS
 

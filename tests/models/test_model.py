@@ -18,8 +18,7 @@ from tests.components import (
 )
 from torch import Tensor
 
-from mm_ldlm.core.config import parse_kind
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, parse_kind
 from mm_ldlm.models.base import count_parameters
 from mm_ldlm.models.layers import TransformerOptions
 from mm_ldlm.models.parts import count_by_part, tagged_parameters

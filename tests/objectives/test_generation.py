@@ -7,7 +7,7 @@ import torch
 from tests.components import OBJECTIVES_AND_OPTIONS, SHAPE, configs_of, labelled, random_batch, root_of
 from torch import Tensor
 
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.generation import GenerativeModel

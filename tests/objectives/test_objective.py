@@ -8,8 +8,7 @@ import torch
 from tests.components import OBJECTIVES_AND_OPTIONS, SHAPE, configs_of, labelled, model_options, random_batch, root_of
 from torch import Tensor
 
-from mm_ldlm.core.config import parse_kind
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.freezing import FreezingSnapshot, freeze
 from mm_ldlm.models.parts import tagged_parameters

@@ -14,8 +14,7 @@ import torch
 from tests.components import random_batch
 from torch import Tensor, nn
 
-from mm_ldlm.core.config import config, parse_kind
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, config, parse_kind
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference.loading import load_run
@@ -69,7 +68,7 @@ def run(dataset: Dataset, name: str, *, objective: dict[str, Any] = LEARNED) -> 
 
 
 def _training(name: str) -> Any:
-    from mm_ldlm.core.config import parse
+    from mm_ldlm.core import parse
     from mm_ldlm.training.config import TrainingConfig
 
     return parse(

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
 from mm_ldlm.evaluation.suites import suites
 from mm_ldlm.pipelines import reporting as nodes

@@ -6,8 +6,7 @@ import pytest
 import torch
 from tests.sampling.toys import MASK, Exact, agrees, build, canvas, constant, context, denoiser, on, rows
 
-from mm_ldlm.core.config import parse_kind
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError, parse_kind
 from mm_ldlm.diffusion.registry import MASK_SCHEDULES
 from mm_ldlm.sampling.ancestral import chosen_log_probs, reverse_process, unmask_by_schedule
 from mm_ldlm.sampling.denoising import Canvas

@@ -6,8 +6,7 @@ import pytest
 import torch
 from tests.sampling.toys import rows
 
-from mm_ldlm.core.config import parse_kind
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError, parse_kind
 from mm_ldlm.diffusion import gaussian as diffusion
 from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES
 from mm_ldlm.diffusion.schedules import CosineLatents, Scales

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sampling.toys import HEAD, build, on
 
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError
 from mm_ldlm.sampling.denoising import TextDenoiser, guided_log_x0
 from mm_ldlm.sampling.guidance import guide_log_probs, guide_prediction
 

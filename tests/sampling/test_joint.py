@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.sampling.toys import PAD, canvas, on, rows
 
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.schedules import CosineLatents
 from mm_ldlm.sampling import joint
 from mm_ldlm.sampling.joint import JointDenoiser

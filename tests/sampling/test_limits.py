@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sampling.toys import build
 
-from mm_ldlm.core.config import check
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError, check
 from mm_ldlm.sampling.limits import DrawnLength, Length, length_refusal, lengths_tried
 from mm_ldlm.sampling.registry import text_sampler
 

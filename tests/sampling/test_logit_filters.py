@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.diffusion.distributions import forbid_, normalise_
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens, sharpen

@@ -6,8 +6,7 @@ import pytest
 import torch
 from tests.sampling.toys import build, canvas, conforms, context, overfit, rebuilds, rows
 
-from mm_ldlm.core.config import to_dict
-from mm_ldlm.core.errors import ConfigurationError, SamplingError
+from mm_ldlm.core import ConfigurationError, SamplingError, to_dict
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.sampling.denoising import Canvas
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, default_text_sampler, latent_sampler, text_sampler

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.config import PositiveFloat, config
+from mm_ldlm.core import PositiveFloat, config
 from mm_ldlm.diffusion.schedules import GaussianSchedule, MaskSchedule, Scales
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core.config import NonNegativeFloat, PositiveFloat, config
+from mm_ldlm.core import NonNegativeFloat, PositiveFloat, config
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.parts import tag

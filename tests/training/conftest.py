@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.training.task import SIZE
 
-from mm_ldlm.core.config import parse, parse_kind
+from mm_ldlm.core import parse, parse_kind
 from mm_ldlm.data import Dataset
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES

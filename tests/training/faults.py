@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from mm_ldlm.core.config import config
+from mm_ldlm.core import config
 from mm_ldlm.distributed.environment import rank_info
 from mm_ldlm.objectives.base import Batch, Losses
 from mm_ldlm.objectives.multimodal import MultimodalConfig

@@ -16,8 +16,7 @@ import torch
 from tests.training.faults import KIND
 from torch import Tensor
 
-from mm_ldlm.core.config import parse, parse_kind
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, parse, parse_kind
 from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process, choose_device
 from mm_ldlm.models.base import DataShape

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.training import task
 
-from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core import CheckpointError
 from mm_ldlm.data.store.fingerprint import file_sha256
 from mm_ldlm.training import loop
 from mm_ldlm.training.checkpoints.reference import MARKER, pointed

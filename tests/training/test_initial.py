@@ -11,7 +11,7 @@ from tests.training import task
 from tests.training.test_checkpointer import rewrite
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from mm_ldlm.core.errors import CheckpointError, FreezingError
+from mm_ldlm.core import CheckpointError, FreezingError
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.training import loop

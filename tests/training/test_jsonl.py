@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.core.errors import StoreError
+from mm_ldlm.core import StoreError
 from mm_ldlm.training.jsonl import Tracker, follow, number, read_events, read_lines, read_metrics
 
 VALUES = st.recursive(

@@ -11,7 +11,7 @@ import torch
 from tests.training import task
 from tests.training.faults import KIND
 
-from mm_ldlm.core.errors import CheckpointError, TrainingDiverged
+from mm_ldlm.core import CheckpointError, TrainingDiverged
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training import loop
 from mm_ldlm.training.checkpoints.reference import latest

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.core.config import parse
-from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.core import ConfigurationError, StoreError, parse
 from mm_ldlm.data import Dataset
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.plan import _resolved

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.training import task
 
-from mm_ldlm.core.errors import PreflightError
+from mm_ldlm.core import PreflightError
 from mm_ldlm.training import preflight as checks
 from mm_ldlm.training.preflight import Check, preflight
 

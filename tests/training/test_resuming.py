@@ -8,7 +8,7 @@ import pytest
 from tests.training import task
 from tests.training.test_loop import EVERY_STEP
 
-from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core import CheckpointError
 from mm_ldlm.training import loop, resuming
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import all_in, latest, name_of, pointed

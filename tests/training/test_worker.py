@@ -16,7 +16,7 @@ from tests.training import task
 from tests.training.ranks import train_forked, train_on_ranks
 from tests.training.test_loop import EVERY_STEP, faulty
 
-from mm_ldlm.core.errors import ConfigurationError, TrainingDiverged, WorkerFailed
+from mm_ldlm.core import ConfigurationError, TrainingDiverged, WorkerFailed
 from mm_ldlm.core.files import write_json
 from mm_ldlm.distributed import failure
 from mm_ldlm.training import session as status

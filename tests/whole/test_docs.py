@@ -21,7 +21,7 @@ from tests.environments import CONF, ENVIRONMENTS, layer, parameters
 from mm_ldlm.app.config_loader import merge
 from mm_ldlm.app.parameters import check_parameters
 from mm_ldlm.cli import cli
-from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES

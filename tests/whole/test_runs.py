@@ -22,7 +22,7 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from tests.environments import ENVIRONMENTS, layer, paths, sections
 
-from mm_ldlm.core.errors import MMLDLMError, purposeful
+from mm_ldlm.core import MMLDLMError, purposeful
 from mm_ldlm.extras.mlflow.client import HEADLINE, MlflowRun
 from mm_ldlm.extras.starter.corpus import generate_starter_corpus
 from mm_ldlm.pipeline_registry import register_pipelines

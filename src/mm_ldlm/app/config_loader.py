@@ -20,9 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
-from mm_ldlm.core.credentials import mask
-from mm_ldlm.core.errors import ConfigurationError
-from mm_ldlm.core.messages import escape, nearest, reason_of, show
+from mm_ldlm.core import ConfigurationError, escape, mask, nearest, reason_of, show
 
 SEPARATOR = "+"
 """Separator of the layers of an environment."""

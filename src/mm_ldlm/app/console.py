@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from mm_ldlm.core.credentials import mask
-from mm_ldlm.core.errors import MMLDLMError, SamplingError
+from mm_ldlm.core import MMLDLMError, Registry, SamplingError, mask, reason_of, show
 from mm_ldlm.core.files import write_bytes, write_problem
-from mm_ldlm.core.kinds import Registry
-from mm_ldlm.core.messages import reason_of, show
 
 if TYPE_CHECKING:
     from mm_ldlm.inference import MMLDLM

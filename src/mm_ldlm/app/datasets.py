@@ -20,8 +20,8 @@ from kedro_datasets.json import JSONDataset
 from kedro_datasets.pandas import ParquetDataset
 from kedro_datasets.partitions import PartitionedDataset
 
+from mm_ldlm.core import import_object
 from mm_ldlm.core.files import InputFile, new_directory, write_bytes, write_text
-from mm_ldlm.core.kinds import import_object
 from mm_ldlm.data.store import NOT_NEEDED, Manifest, NotNeeded, ShardStore
 from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, weights_in
 from mm_ldlm.training.checkpoints.reference import chosen_run

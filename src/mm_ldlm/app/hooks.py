@@ -15,9 +15,8 @@ from kedro.io import MemoryDataset
 from mm_ldlm.app.datasets import WorkspaceDataset
 from mm_ldlm.app.locks import FOLDERS, FolderLocks
 from mm_ldlm.app.parameters import SECTIONS, check_machine, check_parameters
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, duration
 from mm_ldlm.core.files import refuse_other
-from mm_ldlm.core.messages import duration
 from mm_ldlm.pipelines import PIPELINES, executed_by
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mm_ldlm.core import locks
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, locks
 
 if TYPE_CHECKING:
     from kedro.pipeline import Pipeline

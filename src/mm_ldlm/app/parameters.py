@@ -11,11 +11,22 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.config import Seed, check, parse, parse_kind, refuse_unwritable
-from mm_ldlm.core.errors import ConfigurationError, MMLDLMError
+from mm_ldlm.core import (
+    ConfigurationError,
+    Kinds,
+    MMLDLMError,
+    Registry,
+    Seed,
+    check,
+    nearest,
+    parse,
+    parse_kind,
+    reason_of,
+    refuse_unwritable,
+    show,
+    summarise,
+)
 from mm_ldlm.core.files import problem
-from mm_ldlm.core.kinds import Kinds, Registry
-from mm_ldlm.core.messages import nearest, reason_of, show, summarise
 from mm_ldlm.training.checkpoints.reference import CHOSEN, chosen_run, config_of
 
 SECTIONS = Registry(

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.messages import about, duration, reason_of, show
+from mm_ldlm.core import about, duration, reason_of, show
 from mm_ldlm.training.jsonl import follow, number
 from mm_ldlm.training.session import LOG
 

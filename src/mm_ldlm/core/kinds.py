@@ -1,6 +1,6 @@
 """Registries of named components, and kinds: the configurations that the key `kind` of a parameter can choose.
 
-`mm_ldlm.core.config` turns mappings into configurations; here the component of a name is found, imported and checked.
+`mm_ldlm.core.typed` turns mappings into configurations; here the component of a name is found, imported and checked.
 """
 
 import dataclasses
@@ -121,7 +121,7 @@ class Kinds(Registry):
         found = import_object(path, f"parameter '{at}.kind'")
         if not (isinstance(found, type) and MARK in vars(found)) or inspect.isabstract(found):
             raise ConfigurationError(
-                f"parameter '{at}.kind': expected a class made by mm_ldlm.core.config.config that is not abstract, "
+                f"parameter '{at}.kind': expected a class made by mm_ldlm.core.config that is not abstract, "
                 f"found {path}. Choose one of the known kinds: {', '.join(self)}."
             )
         self.check(found, path, at=f"{at}.kind")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.errors import FingerprintError, StoreError
+from mm_ldlm.core import FingerprintError, StoreError
 from mm_ldlm.core.files import InputFile, write_json
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.features import FEATURES, Field, feature_of

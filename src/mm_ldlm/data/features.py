@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.errors import ConfigurationError, StoreError
-from mm_ldlm.core.kinds import Registry
+from mm_ldlm.core import ConfigurationError, Registry, StoreError
 from mm_ldlm.data.store import Manifest, ShardStore
 
 if TYPE_CHECKING:

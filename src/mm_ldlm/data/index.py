@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_ldlm.core.errors import ValidationError
+from mm_ldlm.core import ValidationError
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_ldlm.core.errors import StoreError
+from mm_ldlm.core import StoreError
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.index import splits_of
 

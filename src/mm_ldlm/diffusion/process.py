@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.config import NonNegativeInt, PositiveInt, config
+from mm_ldlm.core import NonNegativeInt, PositiveInt, config
 from mm_ldlm.diffusion.distributions import TokenLoss, forbid_, normalise_, token_loss
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule

@@ -1,6 +1,6 @@
 """Registries of the text processes and of the noise schedules by kind."""
 
-from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.core import Kinds
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.diffusion.schedules import ScheduleConfig
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.config import InvalidValue, PositiveFloat, bounded, config
+from mm_ldlm.core import InvalidValue, PositiveFloat, bounded, config
 
 SmallestTime = Annotated[float, bounded(gt=0, lt=1)]
 """Smallest time that training draws, where the weight of the loss is infinite at t = 0"""

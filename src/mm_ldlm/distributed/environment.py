@@ -6,7 +6,7 @@ import re
 import socket
 from collections.abc import Mapping
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError
 
 
 @dataclasses.dataclass(frozen=True)

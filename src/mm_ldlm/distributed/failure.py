@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from mm_ldlm.core.errors import MMLDLMError
+from mm_ldlm.core import MMLDLMError
 from mm_ldlm.distributed import environment
 
 _NOTED = "mm_ldlm_raised"

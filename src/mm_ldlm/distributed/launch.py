@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import mm_ldlm
-from mm_ldlm.core.config import Duration, NonNegativeInt, PositiveInt, Workers, config
-from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
+from mm_ldlm.core import ConfigurationError, Duration, NonNegativeInt, PositiveInt, WorkerFailed, Workers, config
 from mm_ldlm.distributed import entry, environment, failure, logs
 
 _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)

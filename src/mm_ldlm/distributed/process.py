@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from mm_ldlm.core.errors import ConfigurationError, WorkerFailed
+from mm_ldlm.core import ConfigurationError, WorkerFailed
 from mm_ldlm.distributed import environment
 from mm_ldlm.distributed.environment import RankInfo
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from sentence_transformers.util import cos_sim, pairwise_cos_sim
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 
 UNCHANGED = {"output_value": "sentence_embedding", "truncate_dim": None, "normalize_embeddings": False}
 """Options that would change the vectors → the value that does not"""

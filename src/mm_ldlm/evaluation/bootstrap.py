@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 
 FEWEST_PAIRS = 30
 """Fewest items of a paired comparison. Percentile intervals are too narrow for few items: for the mean of n normal

@@ -14,9 +14,8 @@ from typing import Any
 
 import pandas as pd
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError, show
 from mm_ldlm.core.files import InputFile, write_bytes, write_json
-from mm_ldlm.core.messages import show
 from mm_ldlm.evaluation.bootstrap import FEWEST_PAIRS, Bootstrap
 from mm_ldlm.evaluation.headline import PARTS, headlines, likelihood_kind
 from mm_ldlm.evaluation.suites import suites

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.core.config import (
+from mm_ldlm.core import (
     CheckpointName,
     Device,
     InvalidValue,
@@ -15,8 +15,8 @@ from mm_ldlm.core.config import (
     RowsOrNone,
     bounded,
     config,
+    nearest,
 )
-from mm_ldlm.core.messages import nearest
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.sts_sets import Name, StsSource
 from mm_ldlm.sampling.gaussian import DdimConfig

@@ -18,11 +18,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from mm_ldlm.core.config import InvalidValue, bounded, config
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError, InvalidValue, Registry, bounded, config, nearest, reason_of, show
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.core.kinds import Registry
-from mm_ldlm.core.messages import nearest, reason_of, show
 
 FORMATS = Registry(
     "format of STS sets",

@@ -6,7 +6,7 @@ they are standardised.
 
 from typing import Any
 
-from mm_ldlm.core.kinds import Registry
+from mm_ldlm.core import Registry
 from mm_ldlm.inference import generating, reading
 from mm_ldlm.inference.model import LoadedModel
 

@@ -1,6 +1,6 @@
 """Arguments of requests: texts, token ids, raw latents and samplers, as lists, columns, arrays or files.
 
-Everything else is checked by `core.config.check` where a request begins. Below, arguments are trusted.
+Everything else is checked by `core.check` where a request begins. Below, arguments are trusted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from mm_ldlm.core.config import check, parse_kind
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError, check, parse_kind, show
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.core.messages import show
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.limits import Draws, Steps
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS

@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.core.config import Fraction, Rows, Seed, bounded, check, parse
-from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.core.messages import show
+from mm_ldlm.core import Fraction, Rows, SamplingError, Seed, bounded, check, parse, show
 from mm_ldlm.inference.arguments import check_lengths, latent_sampler_of, texts_of, vectors_of
 from mm_ldlm.inference.model import KEPT, Latents, LoadedModel
 from mm_ldlm.inference.results import Interpolations, Texts

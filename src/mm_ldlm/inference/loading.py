@@ -13,10 +13,20 @@ from typing import Annotated, Any
 
 import torch
 
-from mm_ldlm.core.config import NonNegativeInt, bounded, check, parse, parse_kind
-from mm_ldlm.core.errors import CheckpointError, ConfigurationError, FingerprintError, MMLDLMError, SamplingError
+from mm_ldlm.core import (
+    CheckpointError,
+    ConfigurationError,
+    FingerprintError,
+    MMLDLMError,
+    NonNegativeInt,
+    SamplingError,
+    bounded,
+    check,
+    parse,
+    parse_kind,
+    show,
+)
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.core.messages import show
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.encoders.base import load_encoder, no_encoder
 from mm_ldlm.data.encoders.registry import parse_encoder

@@ -16,9 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.core.config import check, parse_kind
-from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.core.messages import show
+from mm_ldlm.core import SamplingError, check, parse_kind, show
 from mm_ldlm.data.latents.normaliser import norms
 from mm_ldlm.inference.arguments import (
     Floats,

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mm_ldlm.core.config import PositiveInt, Seed, check
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import PositiveInt, SamplingError, Seed, check
 from mm_ldlm.inference.arguments import Floats, check_tokens, latent_sampler_of, texts_of, unit, vectors_of
 from mm_ldlm.inference.model import Latents, LoadedModel, TooLong
 from mm_ldlm.inference.results import Embeddings, Neighbours, Scores

@@ -19,9 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from tqdm import tqdm
 
-from mm_ldlm.core.config import PositiveInt, check
-from mm_ldlm.core.errors import SamplingError
-from mm_ldlm.core.messages import show
+from mm_ldlm.core import PositiveInt, SamplingError, check, show
 from mm_ldlm.data.batching import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.generation import GenerativeModel

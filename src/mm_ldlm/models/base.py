@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.config import NonNegativeInt, PositiveInt, config
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, NonNegativeInt, PositiveInt, config
 from mm_ldlm.diffusion.process import Vocabulary
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core.config import PositiveFloat, config
+from mm_ldlm.core import PositiveFloat, config
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.embeddings import TIME_FACTOR, TIME_FEATURES, Conditioner, TokenTable, sinusoid
 from mm_ldlm.models.heads import LengthPrior, TextHead, mean_features

@@ -5,8 +5,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.errors import FreezingError
-from mm_ldlm.core.messages import nearest
+from mm_ldlm.core import FreezingError, nearest
 from mm_ldlm.models.parts import tagged_parameters
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mm_ldlm.core.config import Fraction, InvalidValue, Layers, PositiveFloat, Ratio, Size, config
+from mm_ldlm.core import Fraction, InvalidValue, Layers, PositiveFloat, Ratio, Size, config
 from mm_ldlm.models.fused_qkv import PrepareQKV, short_attention
 from mm_ldlm.models.parts import tag
 

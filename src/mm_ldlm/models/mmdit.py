@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core.config import InvalidValue, NonNegativeInt, Size, config
+from mm_ldlm.core import InvalidValue, NonNegativeInt, Size, config
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.embeddings import TIME_FEATURES, Conditioner, LatentTokens, NullEmbedding, TokenTable, sinusoid
 from mm_ldlm.models.heads import LatentHead, LengthHead, TextHead, mean_features

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from mm_ldlm.core.errors import FreezingError
+from mm_ldlm.core import FreezingError
 
 M = TypeVar("M", bound=nn.Module)
 

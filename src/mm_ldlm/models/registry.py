@@ -1,6 +1,6 @@
 """Registry of the models by kind."""
 
-from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.core import Kinds
 from mm_ldlm.models.base import ModelConfig
 
 MODELS = Kinds(

@@ -8,8 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from mm_ldlm.core.errors import ConfigurationError, SamplingError
-from mm_ldlm.core.kinds import Registry
+from mm_ldlm.core import ConfigurationError, Registry, SamplingError
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.base import unfit
 from mm_ldlm.sampling.guidance import no_condition

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.process import Likelihood, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core.config import Fraction, InvalidValue, NonNegativeFloat, PositiveFloat, config
+from mm_ldlm.core import Fraction, InvalidValue, NonNegativeFloat, PositiveFloat, config
 from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule, Scales, SmallestTime

@@ -22,8 +22,15 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.config import InvalidValue, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, config
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import (
+    ConfigurationError,
+    InvalidValue,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    config,
+)
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES, TEXT_PROCESSES

@@ -1,6 +1,6 @@
 """Registry of the objectives by kind."""
 
-from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.core import Kinds
 from mm_ldlm.objectives.base import ObjectiveConfig
 
 OBJECTIVES = Kinds(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape, init_weights
 from mm_ldlm.models.parts import tag

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.diffusion.process import TextProcess, TokenLosses
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.base import Batch, Losses

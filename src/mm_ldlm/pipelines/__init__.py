@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mm_ldlm.core.kinds import Registry
+from mm_ldlm.core import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

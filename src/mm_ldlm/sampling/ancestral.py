@@ -9,8 +9,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import config
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError, config
 from mm_ldlm.diffusion.process import TextProcess, TextProcessConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.base import DiffusionSampler, UnmaskingSampler, unfit

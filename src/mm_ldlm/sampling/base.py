@@ -3,8 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar, Protocol, Self
 
-from mm_ldlm.core.config import PositiveInt, bounded, config, parse, to_dict
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import PositiveInt, SamplingError, bounded, config, parse, to_dict
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.denoising import Canvas, TextSample
 from mm_ldlm.sampling.limits import Guidance, Steps, Temperature

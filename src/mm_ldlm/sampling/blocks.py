@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mm_ldlm.core.config import InvalidValue, Size, config
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import InvalidValue, SamplingError, Size, config
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.base import ONLY_MASKS, Overridable, require_fit, unfit
 from mm_ldlm.sampling.denoising import Canvas, TextSample

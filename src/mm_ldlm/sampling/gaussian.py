@@ -18,8 +18,7 @@ from typing import Annotated, ClassVar, Protocol, Self
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import Fraction, bounded, config
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import Fraction, SamplingError, bounded, config
 from mm_ldlm.diffusion.gaussian import FLOOR, Parameterisation, to_x0_and_eps
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule, Scales, device_of

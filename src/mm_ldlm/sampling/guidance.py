@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError
 
 
 def guide_log_probs(conditional_MV: Tensor, unconditional_MV: Tensor, *, scale: float) -> Tensor:

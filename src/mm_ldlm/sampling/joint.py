@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import InvalidValue
+from mm_ldlm.core import InvalidValue
 from mm_ldlm.diffusion.gaussian import Parameterisation
 from mm_ldlm.diffusion.schedules import GaussianSchedule
 from mm_ldlm.sampling.ancestral import reverse_step, time_of

@@ -6,7 +6,7 @@ leave float32 too few digits.
 
 from typing import Annotated, Any
 
-from mm_ldlm.core.config import Rows, bounded, checked
+from mm_ldlm.core import Rows, bounded, checked
 from mm_ldlm.diffusion.process import TextProcessConfig
 
 MOST_STEPS = 10_000

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import Fraction, NonNegativeFloat, config
+from mm_ldlm.core import Fraction, NonNegativeFloat, config
 from mm_ldlm.diffusion.distributions import entropy
 from mm_ldlm.sampling.base import UnmaskingSampler
 from mm_ldlm.sampling.denoising import Canvas, Prediction, State, TextDenoiser, TextSample, denoising_loop

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from mm_ldlm.core.config import parse_kind
-from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.core import Kinds, parse_kind
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.sampling.base import TextSampler
 from mm_ldlm.sampling.gaussian import LatentSampler

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import Fraction, NonNegativeFloat, PositiveFloat, Repeats, config
+from mm_ldlm.core import Fraction, NonNegativeFloat, PositiveFloat, Repeats, config
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.limits import Candidates, Rounds, Temperature

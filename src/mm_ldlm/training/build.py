@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.distributed.parallel import Parallel, shard
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.models.base import DataShape

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from mm_ldlm.core.config import to_dict
-from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core import CheckpointError, to_dict
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.checkpoints import folder

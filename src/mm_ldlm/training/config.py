@@ -7,7 +7,7 @@ import math
 import re
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.core.config import (
+from mm_ldlm.core import (
     AutoDevice,
     Duration,
     Fraction,
@@ -23,9 +23,9 @@ from mm_ldlm.core.config import (
     bounded,
     config,
     parse,
+    show,
     to_dict,
 )
-from mm_ldlm.core.messages import show
 from mm_ldlm.distributed.launch import RanksConfig
 
 Decay = Annotated[float, bounded(ge=0, lt=1)]

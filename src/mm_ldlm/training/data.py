@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.core.errors import FingerprintError
+from mm_ldlm.core import FingerprintError
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.features import feature_of
 from mm_ldlm.models.base import DataShape

@@ -16,9 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Size, Tensor
 
-from mm_ldlm.core.config import parse, to_dict
-from mm_ldlm.core.errors import CheckpointError, ConfigurationError
-from mm_ldlm.core.kinds import Registry
+from mm_ldlm.core import CheckpointError, ConfigurationError, Registry, parse, to_dict
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.root import TrainableRoot

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.errors import CheckpointError
-from mm_ldlm.core.messages import show
+from mm_ldlm.core import CheckpointError, show
 from mm_ldlm.distributed.parallel import assign, full
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.checkpoints.weights import (

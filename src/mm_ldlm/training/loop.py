@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from mm_ldlm.core.errors import TrainingDiverged
+from mm_ldlm.core import TrainingDiverged
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.alerts import Alerts

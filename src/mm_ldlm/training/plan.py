@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from mm_ldlm.core.config import parse, to_dict
-from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.core import ConfigurationError, StoreError, parse, to_dict
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.features import feature_of
 from mm_ldlm.distributed.launch import with_environment

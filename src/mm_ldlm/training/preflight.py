@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mm_ldlm.core.errors import PreflightError
+from mm_ldlm.core import PreflightError
 from mm_ldlm.core.files import write_text
 from mm_ldlm.distributed import collectives, environment
 from mm_ldlm.distributed.process import Process

@@ -10,10 +10,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.config import to_dict
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, nearest, show, to_dict
 from mm_ldlm.core.files import recorded, write_json
-from mm_ldlm.core.messages import nearest, show
 from mm_ldlm.distributed import collectives
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.checkpoints import folder

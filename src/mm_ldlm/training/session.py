@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.errors import CheckpointError, TrainingDiverged, WorkerFailed
+from mm_ldlm.core import CheckpointError, TrainingDiverged, WorkerFailed
 from mm_ldlm.core.files import InputFile, write_json
 from mm_ldlm.core.locks import holder, take
 from mm_ldlm.distributed.environment import host_name

@@ -9,8 +9,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.config import parse, parse_kind, to_dict
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, parse, parse_kind, to_dict
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.models.base import DataShape

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.messages import show
+from mm_ldlm.core import show
 from mm_ldlm.training.batches import Planned
 
 

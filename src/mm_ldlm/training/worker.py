@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import mm_ldlm
-from mm_ldlm.core.errors import MMLDLMError, WorkerFailed
+from mm_ldlm.core import MMLDLMError, WorkerFailed
 from mm_ldlm.core.files import remove_temporaries, write_json, write_problem
 from mm_ldlm.distributed import collectives, failure
 from mm_ldlm.distributed.process import Process, joined

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_ldlm.core.config import parse, parse_kind
+from mm_ldlm.core import parse, parse_kind
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.ingestion import ingest
 from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Opening, Row

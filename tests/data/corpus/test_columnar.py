@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.data.corpus.examples import disk, read, reasons, texts
 
-from mm_ldlm.core.errors import SourceError, UnsafePathError
+from mm_ldlm.core import SourceError, UnsafePathError
 from mm_ldlm.data.corpus.record import meta_text
 from mm_ldlm.data.corpus.sources import Row
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.corpus.examples import read, reasons, texts
 
-from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core import SourceError
 from mm_ldlm.data.corpus.sources import BadRow, Row
 
 LIMIT = 300

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.data.corpus.examples import csv, described, disk, ingested, jsonl, read, reasons, texts, written
 
-from mm_ldlm.core.errors import ConfigurationError, SourceError
+from mm_ldlm.core import ConfigurationError, SourceError
 from mm_ldlm.data.corpus.sources import Row
 
 ROWS = [

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.corpus.examples import ingested, jsonl
 
-from mm_ldlm.core.errors import ConfigurationError, SourceError
+from mm_ldlm.core import ConfigurationError, SourceError
 from mm_ldlm.data.corpus.filters import LengthConfig, keep_ascii
 from mm_ldlm.data.corpus.sources import Unusable
 

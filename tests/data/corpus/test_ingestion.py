@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.corpus.examples import ingested, jsonl, written
 
-from mm_ldlm.core import files
-from mm_ldlm.core.config import config, parse
-from mm_ldlm.core.errors import ConfigurationError, SourceError
+from mm_ldlm.core import ConfigurationError, SourceError, config, files, parse
 from mm_ldlm.data.corpus import ingestion
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.ingestion import conservation

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 from tests.data.corpus.examples import read, reasons, texts
 
-from mm_ldlm.core.errors import ConfigurationError, SourceError
+from mm_ldlm.core import ConfigurationError, SourceError
 from mm_ldlm.data.corpus.sources import BadRow
 from mm_ldlm.data.corpus.sources import lines as module
 

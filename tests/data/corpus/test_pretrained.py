@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.data.corpus.examples import word_tokenizer
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.data.corpus import pretrained
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 

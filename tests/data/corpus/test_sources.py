@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.data.corpus.examples import described, example_of, ingested, read, texts, written
 
-from mm_ldlm.core.errors import SourceError, UnsafePathError
+from mm_ldlm.core import SourceError, UnsafePathError
 from mm_ldlm.data.corpus.record import normalise
 from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Row
 

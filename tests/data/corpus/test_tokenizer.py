@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tests.data.corpus.examples import word_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from mm_ldlm.core.config import parse
-from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.core import ConfigurationError, StoreError, parse
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer, split_text
 
 CORPUS = ["a cat sat on the mat", "the dog ran away, again!", "we bought seven apples"] * 5

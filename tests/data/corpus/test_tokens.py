@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from tests.data.corpus.examples import Ingested, ingested, jsonl
 
-from mm_ldlm.core import files
-from mm_ldlm.core.config import parse
-from mm_ldlm.core.errors import FingerprintError, StoreError
+from mm_ldlm.core import FingerprintError, StoreError, files, parse
 from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
 from mm_ldlm.data.corpus.tokens import build_tokenizer, ingestion_report, tokenize_records
 from mm_ldlm.data.store import ShardStore

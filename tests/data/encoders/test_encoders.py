@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.encoders.tiny import WORDS, folder_of, plain_modules
 
-from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.core import EncoderError
 from mm_ldlm.data.encoders import REGISTRY, LocalEncoderConfig, load_encoder, onednn, transformer
 from mm_ldlm.data.encoders.base import EncodesTokens
 from mm_ldlm.data.encoders.transformer import TransformerEncoder

@@ -11,7 +11,7 @@ import pytest
 from tests.damage import damaged
 from tests.data.encoders.tiny import folder_of, plain_modules
 
-from mm_ldlm.core.errors import ConfigurationError, EncoderError, MMLDLMError
+from mm_ldlm.core import ConfigurationError, EncoderError, MMLDLMError
 from mm_ldlm.data.encoders import REGISTRY, EncoderSpec, LocalEncoderConfig, load_encoder, parse_encoder
 
 DECIDES: dict[str, Any] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.core import EncoderError
 from mm_ldlm.data.engines.base import ENGINES
 
 HERE = [kind for kind in ENGINES if ENGINES.load(kind)().here]

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from tests.data.latents.toy import DIM, TEXTS, ToyEncoderConfig, content, digest_vector, embedded, records
 from tests.kills import kills
 
-from mm_ldlm.core.config import config, parse
-from mm_ldlm.core.errors import ConfigurationError, EncoderError, FingerprintError, StoreError, WorkerFailed
+from mm_ldlm.core import ConfigurationError, EncoderError, FingerprintError, StoreError, WorkerFailed, config, parse
 from mm_ldlm.data.corpus.record import DECODED
 from mm_ldlm.data.engines.local import LocalEngine
 from mm_ldlm.data.latents import extract as module

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.damage import damaged
 from threadpoolctl import threadpool_limits
 
-from mm_ldlm.core.errors import StoreError
+from mm_ldlm.core import StoreError
 from mm_ldlm.data.latents import normaliser_fit
 from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig, Normalisers, norms
 from mm_ldlm.data.latents.normaliser_fit import ENOUGH, calibrated, fit

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.data.latents.toy import ToyEncoderConfig, content, digest_vector
 
-from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.core import EncoderError
 from mm_ldlm.data.features import Inputs
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.latents.token_vectors import TokenVectors

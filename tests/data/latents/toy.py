@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.config import config, to_dict
-from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.core import EncoderError, config, to_dict
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
 from mm_ldlm.data.encoders.base import Encoder
 from mm_ldlm.data.latents.config import ExtractConfig

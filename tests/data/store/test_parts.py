@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kills import kills
 
-from mm_ldlm.core.errors import FingerprintError, StoreError
+from mm_ldlm.core import FingerprintError, StoreError
 from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.store.parts import Parts
 

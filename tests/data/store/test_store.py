@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kills import kills
 
-from mm_ldlm.core.errors import FingerprintError, StoreError
+from mm_ldlm.core import FingerprintError, StoreError
 from mm_ldlm.data.store import Manifest, Shard, ShardStore, StoreWriter, manifest, shards, write_shard
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 

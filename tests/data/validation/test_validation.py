@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.data.corpus.examples import word_tokenizer
 from tests.data.encoders.tiny import folder_of, plain_modules
 
-from mm_ldlm.core.errors import ValidationError
+from mm_ldlm.core import ValidationError
 from mm_ldlm.data.corpus.record import DECODED, RECORD_SCHEMA, comparison_form, record_id
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU
 from tests.evaluation.suites.conftest import Run
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.config import GenerationConfig
 from mm_ldlm.evaluation.headline import flat_metrics
 from mm_ldlm.evaluation.suites import suites

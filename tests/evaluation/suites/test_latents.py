@@ -11,7 +11,7 @@ from scipy.linalg import sqrtm
 from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_similarity
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.suites.latents import (
     calibration,
     cosine,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.config import TextFile
 from mm_ldlm.evaluation.suites.likelihood import (
     by_noise_level,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.sts_sets import StsSet, from_pairs
 from mm_ldlm.evaluation.suites.sts import correlate, embedder, ratio_to, score_encoder, similarities, tokenised

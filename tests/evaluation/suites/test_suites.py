@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.evaluation.suites.conftest import Run
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.headline import flat_metrics, headlines, most_important
 from mm_ldlm.evaluation.suites import SUITES, suites
 from mm_ldlm.evaluation.suites.base import plain, score, slug

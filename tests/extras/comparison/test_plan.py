@@ -12,8 +12,7 @@ from tests.environments import CONF, loader, parameters
 
 from mm_ldlm.app.config_loader import merge
 from mm_ldlm.app.parameters import check_parameters
-from mm_ldlm.core.config import parse
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, parse
 from mm_ldlm.extras.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
 from mm_ldlm.extras.comparison.plan import environment_of, params_of, plan
 from mm_ldlm.settings import CONFIG_LOADER_ARGS, CONFIG_LOADER_CLASS

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mm_ldlm.core.config import parse
-from mm_ldlm.core.errors import WorkerFailed
+from mm_ldlm.core import WorkerFailed, parse
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.compare import Result, keep
 from mm_ldlm.extras.comparison.config import ComparisonConfig

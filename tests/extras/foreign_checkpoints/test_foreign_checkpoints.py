@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mm_ldlm import MMLDLM
-from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core import CheckpointError
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.extras.foreign_checkpoints import commands
 from mm_ldlm.extras.foreign_checkpoints.exporting import export_checkpoint

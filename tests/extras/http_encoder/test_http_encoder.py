@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.extras.http_encoder.embedding_service import DIM, Service, running, unit
 
-from mm_ldlm.core.errors import ConfigurationError, EncoderError
+from mm_ldlm.core import ConfigurationError, EncoderError
 from mm_ldlm.data.encoders import load_encoder, parse_encoder
 from mm_ldlm.extras.http_encoder import client, probes
 from mm_ldlm.extras.http_encoder.encoder import vectors_of

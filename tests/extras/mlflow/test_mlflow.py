@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from kedro.pipeline import Pipeline, node
 from tests.app.sessions import Session
 
-from mm_ldlm.core.config import parse
-from mm_ldlm.core.errors import ConfigurationError, TrackingError
+from mm_ldlm.core import ConfigurationError, TrackingError, parse
 from mm_ldlm.extras.mlflow import client as module
 from mm_ldlm.extras.mlflow.client import (
     HEADLINE,

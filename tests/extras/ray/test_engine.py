@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from tests.data.engines.test_engines import conforms
 from tests.data.latents.toy import TEXTS, ToyEncoderConfig, content, embedded, records
 
-from mm_ldlm.core.config import parse_kind
-from mm_ldlm.core.errors import ConfigurationError, EncoderError, MMLDLMError, WorkerFailed
+from mm_ldlm.core import ConfigurationError, EncoderError, MMLDLMError, WorkerFailed, parse_kind
 from mm_ldlm.data.engines.base import ENGINES
 from mm_ldlm.data.latents import worker
 from mm_ldlm.extras.ray import engine as ray_engine

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tests.data.corpus.examples import read
 
-from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core import SourceError
 from mm_ldlm.data.corpus.sources import Row
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.extras.starter.corpus import StarterSentence, generate_starter_corpus, generate_starter_sts

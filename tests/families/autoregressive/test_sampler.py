@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from mm_ldlm.core.errors import ConfigurationError, SamplingError
+from mm_ldlm.core import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.autoregressive.model import CausalConfig, CausalTransformer
 from mm_ldlm.families.autoregressive.sampler import AutoregressiveSampler

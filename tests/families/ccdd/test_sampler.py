@@ -7,7 +7,7 @@ import torch
 from tests.sampling.toys import MASK, PAD, WORDS, build, canvas, context, rows
 from torch import Tensor
 
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import Flow
 from mm_ldlm.families.ccdd.sampler import StatesDenoiser

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape, init_weights
 from mm_ldlm.models.freezing import freeze

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.core.config import parse_kind
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, parse_kind
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
 from mm_ldlm.data.features import Inputs
 from mm_ldlm.data.store import ShardStore, StoreWriter

@@ -20,8 +20,7 @@ from tests.families.classification.builds import (
 )
 from torch.nn import functional as F
 
-from mm_ldlm.core.config import parse_kind
-from mm_ldlm.core.errors import ConfigurationError, FreezingError
+from mm_ldlm.core import ConfigurationError, FreezingError, parse_kind
 from mm_ldlm.objectives.registry import OBJECTIVES
 
 Refuses = Callable[..., Any]

@@ -10,8 +10,7 @@ from tests.families.classification.builds import ANSWERS, CASES, NAMES, root_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mm_ldlm import MMLDLM
-from mm_ldlm.core.config import parse_kind
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError, parse_kind
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.inference.loading import Parts

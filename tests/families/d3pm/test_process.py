@@ -7,7 +7,7 @@ import torch
 from tests.diffusion.enumeration import JOINT, MASK, NLL, TEXTS, VOCABULARY, Enumeration
 from tests.families.d3pm.cases import LAWS
 
-from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import MASK_SCHEDULES
 from mm_ldlm.diffusion.schedules import LogLinear

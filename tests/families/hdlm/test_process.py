@@ -8,7 +8,7 @@ import torch
 from tests.diffusion.enumeration import MASK, TEXTS, VOCABULARY, V
 from tests.families.hdlm.cases import CLUSTERS
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.process import TextProcess, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator

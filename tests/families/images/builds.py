@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mm_ldlm.core.config import parse
+from mm_ldlm.core import parse
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.ingestion import ingest
 from mm_ldlm.data.store import ShardStore

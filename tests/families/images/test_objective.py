@@ -9,8 +9,7 @@ import torch
 from tests.families.images.builds import KINDS, MODEL, B, batch, generator, model, objective, pairs
 from torch import Tensor, nn
 
-from mm_ldlm.core.config import parse_kind
-from mm_ldlm.core.errors import ConfigurationError, SamplingError
+from mm_ldlm.core import ConfigurationError, SamplingError, parse_kind
 from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES

@@ -9,8 +9,7 @@ from tests.families.images.builds import KINDS, MODEL, model
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mm_ldlm import MMLDLM
-from mm_ldlm.core.config import parse, parse_kind
-from mm_ldlm.core.errors import ConfigurationError, SamplingError
+from mm_ldlm.core import ConfigurationError, SamplingError, parse, parse_kind
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.families.images.config import ImagesConfig

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.families.images.pictures import encoded, folder_of, ingested, picture, tar_of
 
-from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core import SourceError
 from mm_ldlm.data.corpus.record import DESCRIBES, record_id
 from mm_ldlm.families.images.decoding import digest, digits, read_image
 from mm_ldlm.families.images.sources import CAPTIONS, NAMES

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from tests.families.images.pictures import encoded, folder_of, ingested, picture
 
-from mm_ldlm.core.config import parse
-from mm_ldlm.core.errors import StoreError
+from mm_ldlm.core import StoreError, parse
 from mm_ldlm.data.features import Inputs
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import ShardStore

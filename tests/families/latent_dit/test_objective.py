@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.components import SHAPE, configs_of, inputs_of, model_of, random_batch, root_of
 
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 
 KINDS = ("latent_dit", "latent_dit_cross")

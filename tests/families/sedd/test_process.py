@@ -9,7 +9,7 @@ from tests.diffusion.enumeration import MASK, VOCABULARY, WORDS, Enumeration, V,
 from tests.families.sedd.cases import LAWS
 from torch import Tensor
 
-from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import MASK_SCHEDULES

@@ -8,7 +8,7 @@ from tests.diffusion.enumeration import JOINT, MASK, NLL, TEXTS, VOCABULARY, WOR
 from tests.families.uniform.cases import LAWS
 from torch import Tensor
 
-from mm_ldlm.core.config import parse_kind
+from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.process import TextProcess, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator

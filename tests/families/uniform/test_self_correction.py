@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.sampling.toys import MASK, WORDS, build, canvas, context, denoiser, rows
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.sampling.denoising import Canvas
 from mm_ldlm.sampling.registry import text_sampler
 

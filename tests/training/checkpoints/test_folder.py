@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core import CheckpointError
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import MARKER, all_in, chosen_run, latest, name_of, pointed, weights_folder
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.training.checkpoints.test_folder import run_of
 
-from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core import CheckpointError
 from mm_ldlm.training.checkpoints.reference import (
     CHOSEN,
     chosen_run,

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from mm_ldlm.core.messages import shorten
+from mm_ldlm.core import shorten
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.dedup import DigestMap, NearDuplicates
 from mm_ldlm.data.corpus.filters import check_language

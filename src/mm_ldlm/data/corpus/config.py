@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from mm_ldlm.core.config import Bytes, Fraction, InvalidValue, Rows, bounded, config
+from mm_ldlm.core import Bytes, Fraction, InvalidValue, Rows, bounded, config
 from mm_ldlm.data.corpus.dedup import NearDuplicateConfig
 from mm_ldlm.data.corpus.filters import LengthConfig
 from mm_ldlm.data.corpus.record import UnicodeForm, normalise

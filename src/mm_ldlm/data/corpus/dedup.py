@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.config import Size, bounded, config
+from mm_ldlm.core import Size, bounded, config
 
 _LATEST = 1 << 16
 _WEIGHTS = (0.1, 0.9)

@@ -6,10 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from mm_ldlm.core.config import InvalidValue, PositiveInt, config
-from mm_ldlm.core.errors import ConfigurationError
-from mm_ldlm.core.kinds import import_object
-from mm_ldlm.core.messages import reason_of, show
+from mm_ldlm.core import ConfigurationError, InvalidValue, PositiveInt, config, import_object, reason_of, show
 from mm_ldlm.data.corpus.sources import Unusable
 from mm_ldlm.data.store.fingerprint import fingerprint
 

@@ -15,10 +15,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mm_ldlm.core.config import to_dict
-from mm_ldlm.core.errors import ConfigurationError, SourceError
+from mm_ldlm.core import ConfigurationError, SourceError, show, to_dict
 from mm_ldlm.core.files import recorded, write_json
-from mm_ldlm.core.messages import show
 from mm_ldlm.data.corpus.cleaning import QUARANTINE_SCHEMA, Chunk, Counts, Merger, Preparation, SideStore
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, describe_function, load_function

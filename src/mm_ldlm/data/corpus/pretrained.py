@@ -4,9 +4,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, reason_of
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.core.messages import reason_of
 from mm_ldlm.data.store.fingerprint import file_sha256
 
 EMBEDDED_NAME = "bert-base-uncased"

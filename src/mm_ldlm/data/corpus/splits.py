@@ -7,7 +7,7 @@ that differ only in case or encoding are always in the same split.
 import struct
 from typing import Annotated, Literal
 
-from mm_ldlm.core.config import Fraction, InvalidValue, bounded, config
+from mm_ldlm.core import Fraction, InvalidValue, bounded, config
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")

@@ -20,10 +20,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.config import InvalidValue, Size, config
-from mm_ldlm.core.errors import StoreError
+from mm_ldlm.core import InvalidValue, Size, StoreError, config, reason_of
 from mm_ldlm.core.files import InputFile, new_directory
-from mm_ldlm.core.messages import reason_of
 from mm_ldlm.data.corpus import pretrained
 from mm_ldlm.data.corpus.detokenising import detokenise
 from mm_ldlm.data.store.fingerprint import fingerprint

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from mm_ldlm.core.errors import StoreError
+from mm_ldlm.core import StoreError
 from mm_ldlm.data.corpus.ingestion import conservation
 from mm_ldlm.data.corpus.progress import Progress
 from mm_ldlm.data.corpus.record import PAIR, meta_value

@@ -10,10 +10,8 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from mm_ldlm.core.config import AutoDevice, InvalidValue, Rows, Size, config, to_dict
-from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.core import AutoDevice, EncoderError, InvalidValue, Rows, Size, config, show, to_dict
 from mm_ldlm.core.files import InputFile, inside
-from mm_ldlm.core.messages import show
 from mm_ldlm.data.encoders.base import Encoder
 from mm_ldlm.data.encoders.registry import REGISTRY, EncoderSpec, LocatedWeights, Pooling
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint

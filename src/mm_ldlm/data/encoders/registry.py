@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from mm_ldlm.core.config import parse_kind
-from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.core import Kinds, parse_kind
 from mm_ldlm.data.encoders.base import EncoderConfig
 
 ENCODERS = Kinds(

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.core.errors import EncoderError
-from mm_ldlm.core.messages import reason_of
+from mm_ldlm.core import EncoderError, reason_of
 from mm_ldlm.data.batching import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.data.encoders.base import EncodedTokens, Encoder
 from mm_ldlm.data.encoders.onednn import pack_linear_layers

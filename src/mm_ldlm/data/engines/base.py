@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.core import Kinds
 
 
 class Engine(Protocol):

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from mm_ldlm.core.config import config
+from mm_ldlm.core import config
 
 
 class LocalEngine:

@@ -2,13 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.core.config import (
-    InvalidValue,
-    Rows,
-    Workers,
-    WorkersOrNone,
-    config,
-)
+from mm_ldlm.core import InvalidValue, Rows, Workers, WorkersOrNone, config
 from mm_ldlm.data.engines.base import ENGINES
 from mm_ldlm.data.engines.local import LocalEngineConfig
 from mm_ldlm.data.latents.store import StoredType

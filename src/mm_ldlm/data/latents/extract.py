@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from mm_ldlm.core.config import to_dict
-from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.core import ConfigurationError, StoreError, to_dict
 from mm_ldlm.core.files import write_json
 from mm_ldlm.data.corpus.record import is_decoded
 from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder

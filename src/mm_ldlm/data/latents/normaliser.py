@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.config import Rows, config
-from mm_ldlm.core.errors import StoreError
+from mm_ldlm.core import Rows, StoreError, config
 from mm_ldlm.core.files import InputFile, inside, write_bytes, write_json
 
 if TYPE_CHECKING:

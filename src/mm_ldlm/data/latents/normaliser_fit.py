@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.errors import StoreError
+from mm_ldlm.core import StoreError
 from mm_ldlm.data.features import Feature
 from mm_ldlm.data.index import split_column
 from mm_ldlm.data.latents.normaliser import Matrix, Normaliser, NormaliserConfig, Normalisers, norms

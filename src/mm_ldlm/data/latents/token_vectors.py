@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.core import EncoderError
 from mm_ldlm.data.encoders.base import EncoderConfig
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.latents import store as latent_store

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.core.config import parse
-from mm_ldlm.core.errors import ConfigurationError, EncoderError
+from mm_ldlm.core import ConfigurationError, EncoderError, parse
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.batching import lanes_of
 from mm_ldlm.data.encoders import Encoder, EncoderConfig, load_encoder, parse_encoder

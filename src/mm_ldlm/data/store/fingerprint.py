@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.config import to_dict
+from mm_ldlm.core import to_dict
 
 
 def canonical_json(value: Any) -> str:

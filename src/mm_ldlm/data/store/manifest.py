@@ -16,9 +16,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.errors import FingerprintError, MMLDLMError, StoreError
+from mm_ldlm.core import FingerprintError, MMLDLMError, StoreError, show
 from mm_ldlm.core.files import InputFile, inside, problem, write_json
-from mm_ldlm.core.messages import show
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
 FORMAT_VERSION = 1

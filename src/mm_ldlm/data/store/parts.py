@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_ldlm.core.errors import FingerprintError
+from mm_ldlm.core import FingerprintError
 from mm_ldlm.core.files import InputFile, recorded, remove_temporaries, write_json
 from mm_ldlm.data.store.manifest import NAME, Manifest, Shard
 from mm_ldlm.data.store.writer import shard_name, write_shard

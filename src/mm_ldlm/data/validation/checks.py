@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.errors import StoreError
+from mm_ldlm.core import StoreError
 from mm_ldlm.data.encoders import EncoderConfig
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.validation import texts, vectors

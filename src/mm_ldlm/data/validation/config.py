@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from mm_ldlm.core.config import Fraction, NonNegativeFloat, PositiveFloat, Rows, RowsOrNone, config
+from mm_ldlm.core import Fraction, NonNegativeFloat, PositiveFloat, Rows, RowsOrNone, config
 
 
 @config

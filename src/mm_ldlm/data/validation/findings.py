@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.errors import ValidationError
+from mm_ldlm.core import ValidationError
 
 MAX_EXAMPLES = 5
 NO_ROWS: npt.NDArray[np.int64] = np.empty(0, np.int64)

@@ -16,7 +16,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from mm_ldlm.core.messages import duration
+from mm_ldlm.core import duration
 from mm_ldlm.evaluation.headline import headlines
 from mm_ldlm.evaluation.report.inputs import ReportInputs
 from mm_ldlm.evaluation.suites import suites

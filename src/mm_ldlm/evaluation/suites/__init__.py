@@ -8,7 +8,7 @@ Suites do not import Kedro. A suite that a run cannot support returns {"skipped"
 
 from functools import cache
 
-from mm_ldlm.core.kinds import Registry
+from mm_ldlm.core import Registry
 from mm_ldlm.evaluation.suites.base import Suite
 
 SUITES = Registry(

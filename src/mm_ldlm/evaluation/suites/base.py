@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from mm_ldlm.core.config import to_dict
+from mm_ldlm.core import to_dict
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Statistic
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, made_by, refuse_other, weights_of
 

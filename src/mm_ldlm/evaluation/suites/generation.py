@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from mm_ldlm.core.errors import EvaluationError
-from mm_ldlm.core.messages import reason_of
+from mm_ldlm.core import EvaluationError, reason_of
 from mm_ldlm.data.sentences import held_out, texts_of_split
 from mm_ldlm.evaluation.overlap import attested_bigrams, memorised
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite, token_rows

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.data.sentences import latents_of, sample_rows, split_rows
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, of_samples, vectors, without_truth
 

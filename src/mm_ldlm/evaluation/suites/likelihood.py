@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.sentences import held_out
 from mm_ldlm.evaluation.bootstrap import Statistic, mean_of_counts, ratio_of_counts

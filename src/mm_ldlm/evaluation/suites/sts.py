@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval, pearson_of_counts, spearman_of_counts
 from mm_ldlm.evaluation.sts_sets import StsSet, load_sts
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite

@@ -3,8 +3,7 @@
 from dataclasses import field
 from typing import Annotated, Any
 
-from mm_ldlm.core.config import Duration, InvalidValue, PositiveInt, Seed, Workers, bounded, checked, config
-from mm_ldlm.core.messages import nearest
+from mm_ldlm.core import Duration, InvalidValue, PositiveInt, Seed, Workers, bounded, checked, config, nearest
 
 Name = Annotated[str, bounded(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """Names a folder and rows of the table"""

@@ -72,7 +72,7 @@ def report_members(results: dict[str, Any], reporting: ReportingConfig) -> tuple
 
 def judge_members(outcomes: list[dict[str, Any]], report: str) -> None:
     """Raise WorkerFailed where every member failed. It takes the report so that the report is saved by then."""
-    from mm_ldlm.core.errors import WorkerFailed
+    from mm_ldlm.core import WorkerFailed
 
     if all(outcome["status"] == "failed" for outcome in outcomes):
         listed = "\n".join(f"{each['member']}, seed {each['seed']}: {each['reason']}" for each in outcomes)

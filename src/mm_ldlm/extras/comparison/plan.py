@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.extras.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
 

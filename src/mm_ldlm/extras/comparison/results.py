@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.evaluation import compare
 from mm_ldlm.evaluation.bootstrap import Bootstrap, ratio_of_counts

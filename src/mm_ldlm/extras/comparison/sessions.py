@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.errors import MMLDLMError
+from mm_ldlm.core import MMLDLMError
 from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.data import Dataset
 from mm_ldlm.data.store.manifest import NAME as MANIFEST

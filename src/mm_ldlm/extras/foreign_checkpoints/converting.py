@@ -16,9 +16,7 @@ from typing import Annotated, Any
 import torch
 from torch import Size, Tensor
 
-from mm_ldlm.core.config import bounded, config
-from mm_ldlm.core.errors import CheckpointError
-from mm_ldlm.core.messages import nearest, show
+from mm_ldlm.core import CheckpointError, bounded, config, nearest, show
 from mm_ldlm.extras.foreign_checkpoints import reading
 from mm_ldlm.extras.foreign_checkpoints.formats import FORMATS, ROUNDING, Format, Rule, matches, recognise, summary
 

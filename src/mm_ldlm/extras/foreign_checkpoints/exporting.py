@@ -7,7 +7,7 @@ configuration, the tokenizer and the normaliser.
 import shutil
 from pathlib import Path
 
-from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core import CheckpointError
 from mm_ldlm.core.files import is_taken, new_directory
 from mm_ldlm.extras.foreign_checkpoints import reading as legacy
 from mm_ldlm.inference.loading import run_config

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.messages import escape, shorten
+from mm_ldlm.core import escape, shorten
 from mm_ldlm.models.layers import EPSILON
 
 Transform = Callable[[Sequence[Tensor], int], Tensor]

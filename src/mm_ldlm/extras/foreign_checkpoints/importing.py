@@ -13,10 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from mm_ldlm.core.config import parse, parse_kind, to_dict
-from mm_ldlm.core.errors import CheckpointError, ConfigurationError
+from mm_ldlm.core import CheckpointError, ConfigurationError, parse, parse_kind, show, to_dict
 from mm_ldlm.core.files import InputFile, new_directory, write_json
-from mm_ldlm.core.messages import show
 from mm_ldlm.data.corpus import pretrained
 from mm_ldlm.data.corpus.tokenizer import MASKS, TextTokenizer
 from mm_ldlm.extras.foreign_checkpoints import formats

@@ -16,9 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core import CheckpointError, show
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.core.messages import show
 from mm_ldlm.training.checkpoints.weights import refuse_non_finite
 
 FILES = ("model.pt", "checkpoint.pt", "model_final.pth", "model.pth", "pytorch_model.bin")

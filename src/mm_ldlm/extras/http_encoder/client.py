@@ -22,9 +22,7 @@ from typing import Any
 
 import httpx2
 
-from mm_ldlm.core.credentials import MASK
-from mm_ldlm.core.errors import EncoderError
-from mm_ldlm.core.messages import reason_of, show
+from mm_ldlm.core import MASK, EncoderError, reason_of, show
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.config import InvalidValue, Size, bounded, config, to_dict
-from mm_ldlm.core.errors import ConfigurationError, EncoderError
-from mm_ldlm.core.messages import show
+from mm_ldlm.core import ConfigurationError, EncoderError, InvalidValue, Size, bounded, config, show, to_dict
 from mm_ldlm.data.encoders.base import Encoder
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.extras.http_encoder import probes

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mm_ldlm.core.config import config
-from mm_ldlm.core.errors import StoreError
+from mm_ldlm.core import StoreError, config
 from mm_ldlm.core.files import is_taken
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer

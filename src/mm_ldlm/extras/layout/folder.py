@@ -6,7 +6,7 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from mm_ldlm.core.errors import SourceError, UnsafePathError
+from mm_ldlm.core import SourceError, UnsafePathError
 from mm_ldlm.core.files import InputFile, check_name, inside, problem
 from mm_ldlm.data.corpus.sources import Unusable
 from mm_ldlm.data.corpus.sources.base import SPLIT_WORDS

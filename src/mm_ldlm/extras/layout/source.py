@@ -16,8 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.config import InvalidValue, config
-from mm_ldlm.core.errors import ConfigurationError, StoreError
+from mm_ldlm.core import ConfigurationError, InvalidValue, StoreError, config
 from mm_ldlm.core.files import array_in
 from mm_ldlm.data.corpus.record import DECODED, PAIR, is_storable, record_id
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig, Unusable

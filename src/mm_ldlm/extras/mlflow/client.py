@@ -21,10 +21,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mm_ldlm.core.credentials import mask
-from mm_ldlm.core.errors import TrackingError
+from mm_ldlm.core import TrackingError, mask, reason_of
 from mm_ldlm.core.files import recorded, refuse_other
-from mm_ldlm.core.messages import reason_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

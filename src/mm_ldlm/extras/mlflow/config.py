@@ -2,8 +2,7 @@
 
 import re
 
-from mm_ldlm.core.config import InvalidValue, config
-from mm_ldlm.core.credentials import mask
+from mm_ldlm.core import InvalidValue, config, mask
 
 _URI = re.compile(
     r"^((sqlite|https?|file|databricks|uc|(mysql|postgresql|mssql)(\+[a-z0-9]+)?):/{2,3}\S+|databricks|[\w./-]+)$"

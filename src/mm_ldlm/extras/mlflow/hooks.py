@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
-from mm_ldlm.core.credentials import mask, mask_values
-from mm_ldlm.core.errors import TrackingError, purposeful
+from mm_ldlm.core import TrackingError, mask, mask_values, purposeful, reason_of
 from mm_ldlm.core.files import recorded
-from mm_ldlm.core.messages import reason_of
 from mm_ldlm.extras.mlflow.client import (
     METRICS,
     MOST_HEADLINES,

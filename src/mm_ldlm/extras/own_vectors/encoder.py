@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.config import InvalidValue, Size, config, to_dict
-from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.core import EncoderError, InvalidValue, Size, config, to_dict
 from mm_ldlm.data.encoders.base import Encoder, LocatedEncoder, SourceVectors, load_encoder, no_encoder, side_folder
 from mm_ldlm.data.encoders.registry import ENCODERS
 from mm_ldlm.data.store.fingerprint import fingerprint

@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from mm_ldlm.core.errors import FingerprintError, StoreError
+from mm_ldlm.core import FingerprintError, StoreError
 from mm_ldlm.data.encoders import EncoderConfig
 from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.extract import commit, default_shard_rows

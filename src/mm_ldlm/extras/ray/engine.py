@@ -22,9 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import mm_ldlm
-from mm_ldlm.core.config import Duration, InvalidValue, NonNegativeInt, config
-from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, WorkerFailed
-from mm_ldlm.core.messages import reason_of, show
+from mm_ldlm.core import (
+    ConfigurationError,
+    Duration,
+    InvalidValue,
+    MMLDLMError,
+    NonNegativeInt,
+    WorkerFailed,
+    config,
+    reason_of,
+    show,
+)
 from mm_ldlm.extras.ray import task as ray_task
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError
 
 PACKAGES = ("torch", "numpy", "tokenizers", "transformers", "datasketch")
 """Packages whose version may change a result."""

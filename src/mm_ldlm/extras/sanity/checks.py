@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.config import Duration, Fraction, NonNegativeFloat, PositiveFloat, Rows, config
+from mm_ldlm.core import Duration, Fraction, NonNegativeFloat, PositiveFloat, Rows, config
 from mm_ldlm.distributed.process import joined
 from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.objectives.base import Batch

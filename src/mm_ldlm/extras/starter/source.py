@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from importlib import resources
 from typing import Any
 
-from mm_ldlm.core.config import Rows, RowsOrNone, config
+from mm_ldlm.core import Rows, RowsOrNone, config
 from mm_ldlm.data.corpus.record import LABEL
 from mm_ldlm.data.corpus.sources import Opening, Row, SourceConfig
 from mm_ldlm.data.store.fingerprint import fingerprint

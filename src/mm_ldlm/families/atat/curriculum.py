@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import PositiveFloat, PositiveInt, config
+from mm_ldlm.core import PositiveFloat, PositiveInt, config
 
 Pace = Literal["step", "linear", "exponential", "dynamic"]
 STAGES = ("easy", "medium", "hard")

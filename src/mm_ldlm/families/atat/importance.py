@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core.config import InvalidValue, Layers, Size, config
+from mm_ldlm.core import InvalidValue, Layers, Size, config
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.embeddings import TokenTable
 from mm_ldlm.models.layers import EPSILON, Attention, Linear, key_mask

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import NonNegativeFloat, config
+from mm_ldlm.core import NonNegativeFloat, config
 from mm_ldlm.diffusion.distributions import entropy
 from mm_ldlm.sampling.denoising import Prediction, State, TextDenoiser
 from mm_ldlm.sampling.orders import OrderedSampler

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core.config import config
+from mm_ldlm.core import config
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.embeddings import TokenTable
 from mm_ldlm.models.layers import (

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core.config import NonNegativeFloat, config
+from mm_ldlm.core import NonNegativeFloat, config
 from mm_ldlm.diffusion.distributions import TokenLoss, token_loss
 from mm_ldlm.diffusion.process import Likelihood
 from mm_ldlm.diffusion.random import RowGenerator

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import PositiveInt, config
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import PositiveInt, SamplingError, config
 from mm_ldlm.diffusion.distributions import normalise_
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.diffusion.random import RowGenerator

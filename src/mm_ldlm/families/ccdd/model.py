@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mm_ldlm.core.config import config
+from mm_ldlm.core import config
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.dit import DiTOptions, TextTransformer
 from mm_ldlm.models.embeddings import TIME_FEATURES, Conditioner, NullEmbedding

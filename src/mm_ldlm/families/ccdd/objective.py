@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core.config import PositiveFloat, bounded, config
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import PositiveFloat, SamplingError, bounded, config
 from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES

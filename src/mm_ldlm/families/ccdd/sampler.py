@@ -13,8 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import Fraction, config
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import Fraction, SamplingError, config
 from mm_ldlm.diffusion.schedules import GaussianSchedule
 from mm_ldlm.sampling.base import DiffusionSampler, unfit
 from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mm_ldlm.core.config import Workers, config
-from mm_ldlm.core.errors import EncoderError
+from mm_ldlm.core import EncoderError, Workers, config
 from mm_ldlm.data.encoders.base import EncoderConfig, EncodesTokens
 from mm_ldlm.data.features import Feature, Field, Inputs, standardised
 from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig

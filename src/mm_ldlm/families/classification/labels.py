@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.data.corpus.filters import describe_function, load_function
 from mm_ldlm.data.corpus.record import PAIR, label_text, meta_value
 from mm_ldlm.data.features import Feature, Inputs

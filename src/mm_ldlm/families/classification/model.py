@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core.config import Fraction, LayersOrNone, Ratio, Size, config
+from mm_ldlm.core import Fraction, LayersOrNone, Ratio, Size, config
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.interfaces import FeatureModel
 from mm_ldlm.models.layers import EPSILON, Linear

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core.config import Fraction, InvalidValue, Size, config
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, Fraction, InvalidValue, Size, config
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.classification.model import ClassHead, ComparisonHead, LatentFeatures
 from mm_ldlm.models.base import DataShape

@@ -15,8 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import check
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError, check
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.inference.arguments import check_tokens, listed, texts_of, vectors_of
 from mm_ldlm.inference.model import Latents, TooLong

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.config import InvalidValue, PositiveFloat, Repeats, Rows, RowsOrNone, bounded, config
+from mm_ldlm.core import InvalidValue, PositiveFloat, Repeats, Rows, RowsOrNone, bounded, config
 from mm_ldlm.data import Dataset
 from mm_ldlm.data.corpus.splits import Split
 from mm_ldlm.data.sentences import Rows as StoreRows

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import Repeats, config
+from mm_ldlm.core import Repeats, config
 from mm_ldlm.diffusion.absorbing import Masking, unmask_probability
 from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcessConfig, TokenLosses, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator

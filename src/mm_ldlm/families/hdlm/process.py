@@ -14,8 +14,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import bounded, config
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, bounded, config
 from mm_ldlm.diffusion.absorbing import copy_tokens
 from mm_ldlm.diffusion.distributions import categorical, normalise_
 from mm_ldlm.diffusion.process import TextProcess, TextProcessConfig, TokenLosses, Vocabulary

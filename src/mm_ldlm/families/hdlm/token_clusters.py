@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mm_ldlm.core.config import Rows, config
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, Rows, config
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.store import Manifest, StoreWriter, fixed_lists
 from mm_ldlm.data.store.fingerprint import fingerprint

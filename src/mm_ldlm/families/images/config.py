@@ -2,8 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.core.config import InvalidValue, Rows, RowsOrNone, Size, config
-from mm_ldlm.core.kinds import Kinds
+from mm_ldlm.core import InvalidValue, Kinds, Rows, RowsOrNone, Size, config
 from mm_ldlm.data.latents.normaliser import NormaliserConfig
 from mm_ldlm.sampling.base import Overridable
 from mm_ldlm.sampling.gaussian import DdimConfig

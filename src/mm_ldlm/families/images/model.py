@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core.config import InvalidValue, Size, config
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core import ConfigurationError, InvalidValue, Size, config
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.embeddings import TokenTable
 from mm_ldlm.models.heads import Modulated, TextHead

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.config import InvalidValue, NonNegativeFloat, PositiveFloat, config
+from mm_ldlm.core import InvalidValue, NonNegativeFloat, PositiveFloat, config
 from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.distributions import forbid_

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mm_ldlm.core.config import Rows, Seed, check, parse_kind
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import Rows, SamplingError, Seed, check, parse_kind
 from mm_ldlm.families.images.config import CAPTION_SAMPLERS
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.inference.arguments import array_of, check_tokens, latent_sampler_of, texts_of

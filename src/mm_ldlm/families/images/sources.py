@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.config import Bytes, config
-from mm_ldlm.core.errors import UnsafePathError
+from mm_ldlm.core import Bytes, UnsafePathError, config
 from mm_ldlm.core.files import inside, problem
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig, Unusable
 from mm_ldlm.data.corpus.sources.base import damaged

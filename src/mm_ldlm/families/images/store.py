@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core.errors import StoreError
+from mm_ldlm.core import StoreError
 from mm_ldlm.data.corpus.record import reference_of
 from mm_ldlm.data.corpus.sources import Unusable
 from mm_ldlm.data.features import Feature, Field, Inputs

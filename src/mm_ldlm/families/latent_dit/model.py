@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import Size, config
+from mm_ldlm.core import Size, config
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.dit import DiTOptions, TextTransformer
 from mm_ldlm.models.embeddings import Conditioner, LatentTokens, NullEmbedding

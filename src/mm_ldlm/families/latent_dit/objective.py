@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.config import Fraction, config
+from mm_ldlm.core import Fraction, config
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.latent_dit.model import TextGivenLatentModel
 from mm_ldlm.models.base import DataShape

@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import Fraction, InvalidValue, bounded, config
+from mm_ldlm.core import Fraction, InvalidValue, bounded, config
 from mm_ldlm.diffusion.absorbing import max_remask_ratio, remask_unmask_probability
 from mm_ldlm.sampling.base import UnmaskingSampler
 from mm_ldlm.sampling.denoising import Canvas, State, TextSample, denoising_loop

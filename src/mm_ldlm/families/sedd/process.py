@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import config
+from mm_ldlm.core import config
 from mm_ldlm.diffusion.absorbing import Masking, unmask_probability
 from mm_ldlm.diffusion.distributions import categorical
 from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, TokenLosses, Vocabulary

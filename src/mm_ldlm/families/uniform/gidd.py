@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import PositiveFloat, bounded, config
+from mm_ldlm.core import PositiveFloat, bounded, config
 from mm_ldlm.diffusion.process import TextProcessConfig, Vocabulary
 from mm_ldlm.diffusion.schedules import LogLinear, MaskSchedule, SmallestTime
 from mm_ldlm.families.uniform.uniform import SMALLEST, Interpolating, Noise

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import Repeats, bounded, config
+from mm_ldlm.core import Repeats, bounded, config
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.ancestral import chosen_log_probs, reverse_process
 from mm_ldlm.sampling.base import DiffusionSampler, unfit

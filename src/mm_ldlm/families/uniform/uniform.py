@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mm_ldlm.core.config import config
+from mm_ldlm.core import config
 from mm_ldlm.diffusion.distributions import categorical, forbid_
 from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, TokenLosses, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator

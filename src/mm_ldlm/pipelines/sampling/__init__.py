@@ -1,6 +1,6 @@
 """`sampling`: a trained run → one table of samples for each task of the registry."""
 
-from mm_ldlm.core.kinds import Registry
+from mm_ldlm.core import Registry
 
 TASKS = Registry(
     what="sampling task",

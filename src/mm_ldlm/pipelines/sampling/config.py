@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.core.config import CheckpointName, Device, Fraction, InvalidValue, Rows, RowsOrNone, checked, config
-from mm_ldlm.core.messages import nearest
+from mm_ldlm.core import CheckpointName, Device, Fraction, InvalidValue, Rows, RowsOrNone, checked, config, nearest
 from mm_ldlm.inference.generating import Curve, Keep, Points, Which
 from mm_ldlm.pipelines.sampling import TASKS
 from mm_ldlm.sampling.joint import JointOrder, refuse_samplers

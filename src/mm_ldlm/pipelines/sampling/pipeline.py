@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Pipeline, node
 
-from mm_ldlm.core.config import to_dict
-from mm_ldlm.core.errors import SamplingError
+from mm_ldlm.core import SamplingError, to_dict
 from mm_ldlm.pipelines.sampling import TASKS
 from mm_ldlm.pipelines.sampling.tasks import Task, task_of
 from mm_ldlm.pipelines.trained import load_trained

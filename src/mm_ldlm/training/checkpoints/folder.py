@@ -17,9 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mm_ldlm.core.errors import CheckpointError, UnsafePathError
+from mm_ldlm.core import CheckpointError, UnsafePathError, show
 from mm_ldlm.core.files import InputFile, inside, new_directory, write_problem, write_text
-from mm_ldlm.core.messages import show
 from mm_ldlm.data.store.fingerprint import file_sha256
 from mm_ldlm.data.store.manifest import VERIFIED
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, MARKER, NAME, all_in, latest, name_of, pointed

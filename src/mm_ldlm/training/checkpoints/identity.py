@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.config import parse_kind, to_dict
-from mm_ldlm.core.errors import CheckpointError, ConfigurationError
-from mm_ldlm.core.messages import escape, shorten, show
+from mm_ldlm.core import CheckpointError, ConfigurationError, escape, parse_kind, shorten, show, to_dict
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.errors import EvaluationError
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.data.store.fingerprint import file_sha256
 from mm_ldlm.training.checkpoints.reference import MARKER
 

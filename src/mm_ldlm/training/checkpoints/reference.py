@@ -9,9 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core.errors import CheckpointError, UnsafePathError
+from mm_ldlm.core import CheckpointError, UnsafePathError, nearest, show
 from mm_ldlm.core.files import InputFile, inside
-from mm_ldlm.core.messages import nearest, show
 
 NAME = re.compile(r"step-(\d{8,18})")
 """Name of the folder of a checkpoint; a copy may have another one."""

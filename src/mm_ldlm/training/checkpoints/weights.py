@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core.errors import CheckpointError
+from mm_ldlm.core import CheckpointError
 from mm_ldlm.distributed.parallel import assign
 
 

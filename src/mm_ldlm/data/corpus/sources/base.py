@@ -7,11 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mm_ldlm.core.config import PositiveFloat, PositiveInt, config
-from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core import Kinds, PositiveFloat, PositiveInt, SourceError, config, reason_of
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.core.kinds import Kinds
-from mm_ldlm.core.messages import reason_of
 from mm_ldlm.data.store.fingerprint import file_sha256
 
 EXCERPT_CHARACTERS = 160

@@ -13,10 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_ldlm.core.config import config
-from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core import SourceError, config, reason_of
 from mm_ldlm.core.files import inside
-from mm_ldlm.core.messages import reason_of
 from mm_ldlm.data.corpus.sources.base import (
     SPLIT_WORDS,
     BadRow,

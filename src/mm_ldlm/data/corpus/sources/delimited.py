@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from mm_ldlm.core.config import bounded, config
-from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core import SourceError, bounded, config
 from mm_ldlm.data.corpus.sources.base import BadRow, Opening, Row, Unusable, excerpt
 from mm_ldlm.data.corpus.sources.fields import TableFilesConfig
 from mm_ldlm.data.corpus.sources.lines import Encoding, Line, read_lines

@@ -5,9 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.core.config import InvalidValue, bounded, config
-from mm_ldlm.core.errors import SourceError
-from mm_ldlm.core.messages import nearest, reason_of
+from mm_ldlm.core import InvalidValue, SourceError, bounded, config, nearest, reason_of
 from mm_ldlm.data.corpus.record import LABEL, is_storable, label_text
 from mm_ldlm.data.corpus.sources.base import (
     SOURCES,

@@ -10,8 +10,7 @@ from typing import Annotated, Any, BinaryIO, Literal, NamedTuple, cast
 
 import numpy as np
 
-from mm_ldlm.core.config import InvalidValue, checked, config
-from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core import InvalidValue, SourceError, checked, config
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.corpus.sources.base import (
     BadRow,

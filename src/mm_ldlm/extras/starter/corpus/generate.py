@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import blake2b
 
-from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core import SourceError
 
 from .scenes import Draw
 from .shapes import SHAPES

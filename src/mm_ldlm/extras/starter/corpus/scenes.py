@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core import SourceError
 
 from .activities import ACTIVITIES, Activity
 from .words import Agent, adjectives_for

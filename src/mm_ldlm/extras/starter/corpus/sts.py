@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations, cycle, islice
 
-from mm_ldlm.core.errors import SourceError
+from mm_ldlm.core import SourceError
 
 from .activities import ACTIVITIES
 from .generate import split_of

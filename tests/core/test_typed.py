@@ -13,13 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.core import config as module
-from mm_ldlm.core.config import (
+from mm_ldlm.core import (
     CheckpointName,
+    ConfigurationError,
     Device,
     Fraction,
     InvalidValue,
     PositiveInt,
+    SamplingError,
     Seed,
     bounded,
     check,
@@ -28,7 +29,7 @@ from mm_ldlm.core.config import (
     refuse_unwritable,
     to_dict,
 )
-from mm_ldlm.core.errors import ConfigurationError, SamplingError
+from mm_ldlm.core import config as module
 
 Refuses = Callable[..., Any]
 NUMBERS = {
@@ -225,7 +226,7 @@ def test_a_host_without_pydantic_builds_the_same_types() -> None:
     program = """
 import sys
 sys.modules["pydantic"] = None
-from mm_ldlm.core.config import Seed, config, parse
+from mm_ldlm.core.typed import Seed, config, parse
 from mm_ldlm.core.errors import ConfigurationError
 @config
 class Inner:
