@@ -1,6 +1,5 @@
 """Arrow files, Parquet files and saved data sets: all types, bounded cells, and files that end early."""
 
-import contextlib
 import io
 import json
 import os
@@ -46,10 +45,33 @@ def test_a_tensor_column_is_read_as_vectors(tmp_path: Path, kind: str) -> None:
     for name in ("tensor", "list"):
         assert np.array_equal([row.vector for row in read({**keys, "vector_column": name})], values)  # type: ignore[union-attr]
     assert texts(read({**keys, "meta_columns": ["inside", "tensor"]})) == columns["text"]
-    columns = {"text": ["a"], "odd": pa.array(["a"]).dictionary_encode()}
-    columns["odd"] = pa.ExtensionArray.from_storage(pa.opaque(columns["odd"].type, "x", "y"), columns["odd"])
-    with pytest.raises(SourceError, match="dictionary") if kind == "parquet" else contextlib.nullcontext():
-        assert texts(read({**written(kind, tmp_path / "b", columns), "meta_columns": ["odd"]})) == ["a"]
+
+
+INDICES = pa.array(["a"]).dictionary_encode()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pa.ExtensionArray.from_storage(pa.opaque(INDICES.type, "x", "y"), INDICES),
+        pa.ListArray.from_arrays([0, 1], INDICES),
+        pa.array([["a"]], pa.list_view(pa.string())),
+        pa.array([["a"]], pa.list_(pa.string_view())),
+        pa.RunEndEncodedArray.from_arrays(pa.array([1], pa.int32()), pa.array(["a"])),
+    ],
+    ids=["extension", "list of a dictionary", "list view", "list of views", "run-end encoded"],
+)
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_column_in_which_one_value_stands_for_many_cells_is_refused_if_it_is_read(
+    tmp_path: Path, kind: str, odd: pa.Array
+) -> None:
+    """Such cells cannot be measured before they are read; an extension type over a dictionary ends the process."""
+    if kind == "parquet" and pa.types.is_run_end_encoded(odd.type):
+        pytest.skip("Parquet has no such type")
+    keys = written(kind, tmp_path / "a", {"text": ["a"], "odd": odd})
+    assert texts(read(keys)) == ["a"]
+    with pytest.raises(SourceError, match="odd"):
+        read({**keys, "meta_columns": ["odd"]})
 
 
 TYPES: dict[str, tuple[pa.Array, int]] = {
@@ -83,12 +105,10 @@ def test_every_type_of_column_is_text_or_a_bad_row_and_meta_if_python_can_repres
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize("key", ["columns", "meta_columns", "label_column", "pair_column", "split_column"])
-@pytest.mark.parametrize("encoded", [False, True])
-def test_every_cell_that_is_read_is_bounded(tmp_path: Path, kind: str, key: str, encoded: bool) -> None:
-    cells = pa.array(["train", "x" * 20_000, "train"])
-    keys = written(
-        kind, tmp_path / "a", {"text": ["a", "b", "c"], "odd": cells.dictionary_encode() if encoded else cells}
-    )
+@pytest.mark.parametrize("type_", [pa.string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str)
+def test_every_cell_that_is_read_is_bounded(tmp_path: Path, kind: str, key: str, type_: pa.DataType) -> None:
+    cells = pa.array(["train", "x" * 20_000, "train"], type_)
+    keys = written(kind, tmp_path / "a", {"text": ["a", "b", "c"], "odd": cells})
     rows = read({**keys, key: ["odd"] if key.endswith("s") else "odd"}, max_row_bytes=1000)
     assert reasons(rows) == ["oversized"]
     assert [row.line for row in rows if isinstance(row, Row)] == [1, 3]

@@ -176,6 +176,11 @@ def test_a_folder_without_rows_and_an_archive_that_is_damaged_are_refused(
         archive.writestr("texts\\train\\a.txt", "two")
     with refuses(SourceError, "texts/train/a.txt"):
         opened(tmp_path / "twice.zip")
+    for name in ("/texts/train/a.txt", "..\\texts\\train\\a.txt"):
+        with zipfile.ZipFile(tmp_path / "outside.zip", "w") as archive:
+            archive.writestr(name, "one")
+        with pytest.raises(UnsafePathError):
+            opened(tmp_path / "outside.zip")
 
 
 def test_a_damaged_member_of_an_archive_is_one_bad_row(tmp_path: Path) -> None:

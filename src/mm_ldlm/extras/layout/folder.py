@@ -36,7 +36,7 @@ class Folder:
         except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
             file.refuse("a folder or a .zip", f"another file, or a damaged one ({error})")
         for member in self._zip.infolist():
-            name = PurePosixPath(member.filename.replace("\\", "/")).as_posix()
+            name = check_name(path, member.filename.replace("\\", "/")).as_posix()
             if name in self._members and not member.is_dir():
                 file.refuse("members of different names", f"two with the name {name}")
             self._members[name] = member

@@ -6,6 +6,7 @@ therefore counted from the messages of the file, and a stream must end with its 
 """
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,10 +157,10 @@ def _arrow(path: Path, config: ColumnsConfig) -> Iterator[pa.RecordBatch]:
         found = sum(message.type == "record batch" for message in messages)
         if found != reader.num_record_batches:
             raise pa.ArrowInvalid(f"the footer lists {reader.num_record_batches} batches, the file contains {found}")
-        names = config.present(reader.schema.names, str(path))
+        names = _columns(reader.schema, config, path)
         batches: Iterator[pa.RecordBatch] = map(reader.get_batch, range(found))
     else:
-        names = config.present(pa.ipc.open_stream(pa.BufferReader(mapped)).schema.names, str(path))
+        names = _columns(pa.ipc.open_stream(pa.BufferReader(mapped)).schema, config, path)
         batches = _stream(mapped)
     for batch in batches:
         yield batch if names is None else batch.select(names)
@@ -181,11 +182,9 @@ def _stream(mapped: pa.Buffer) -> Iterator[pa.RecordBatch]:
 
 def _parquet(path: Path, config: ColumnsConfig) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
-        if "storage_type=dictionary" in str(file.schema_arrow.types):
-            raise pa.ArrowNotImplementedError("an extension type over a dictionary, which would end the process")
         # The metadata of columns are not read here: damaged ones end the process instead of raising (pyarrow 25).
         groups = sum(file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups))
-        names, found = config.present(file.schema_arrow.names, str(path)), 0
+        names, found = _columns(file.schema_arrow, config, path), 0
         for batch in file.iter_batches(BATCH_ROWS, columns=names):
             found += batch.num_rows
             yield batch
@@ -207,6 +206,26 @@ def _valid(column: pa.Array) -> pa.Array:
     as_bytes = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(column.type)
     (column if as_bytes is None else column.view(as_bytes)).validate(full=True)
     return column
+
+
+def _columns(schema: pa.Schema, config: ColumnsConfig, path: Path) -> list[str] | None:
+    """Return the columns that are read, as `ColumnsConfig.present`.
+
+    Raises:
+        SourceError: one has a type in which a value can stand for many cells, which cannot be measured before they are
+            read (and an extension type over a dictionary ends the process). Two such types are read value by value in
+            `_cells`: a view of text, and a dictionary of plain values.
+    """
+    names = config.present(schema.names, str(path))
+    for field in schema:
+        plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        shared = not pa.types.is_string_view(plain) and re.search("dictionary|view|run_end", str(plain))
+        if shared and (names is None or field.name in names):
+            raise SourceError(
+                f"{path}: expected a column '{field.name}' that stores every cell of its own, found {field.type}. Cast "
+                "it to a plain type, or leave it out of the source's columns."
+            )
+    return names
 
 
 def _cells(column: pa.Array, max_bytes: int, as_arrays: bool) -> list[Any]:
