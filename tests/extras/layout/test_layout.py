@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.corpus.examples import Ingested, ingested, jsonl, read, reasons, texts
 
-from mm_ldlm.core import ConfigurationError, FingerprintError, SourceError, StoreError
+from mm_ldlm.core import ConfigurationError, FingerprintError, SourceError, StoreError, UnsafePathError
 from mm_ldlm.data.corpus.sources import BadRow, Row
 from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
 from mm_ldlm.data.latents.store import KIND, LatentStore, schema, table
