@@ -258,3 +258,12 @@ def test_bounds_hold_for_all_numbers(inside: int, any_number: int) -> None:
     else:
         with pytest.raises(SamplingError, match="x"):
             check(any_number, small, name="x")
+
+
+def test_a_property_never_hides_the_value_of_a_field() -> None:
+    class Hidden:
+        size: int = 1
+        size = property(lambda self: 2)  # type: ignore[assignment]
+
+    with pytest.raises(TypeError, match="size"):
+        config(Hidden)

@@ -2,7 +2,9 @@
 
 import dataclasses
 import hashlib
+import math
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -53,7 +55,9 @@ class TrainingState:
             value = found.get(field.name, default)
             measure = field.name in ("lr_scale", "seconds", "best")
             kinds = (int, float, type(default)) if measure else (int,)
-            if not isinstance(value, kinds) or isinstance(value, bool) or (not measure and value < 0):
+            is_number = isinstance(value, kinds) and not isinstance(value, bool)
+            least = {"lr_scale": sys.float_info.min, "best": -math.inf}.get(field.name, 0)
+            if not is_number or (value is not None and not value >= least):
                 raise ValueError(f"expected a number in '{field.name}', found {show(value, 60)}")
             setattr(self, field.name, value)
 
