@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from kedro.framework.project import configure_project
 
 from mm_ldlm.app.config_loader import LayeredConfigLoader, merge, parse_yaml
 from mm_ldlm.app.parameters import check_parameters
@@ -12,6 +13,12 @@ from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 ENVIRONMENTS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name != "local")
+
+
+@functools.cache
+def configured() -> None:
+    """Make Kedro read `settings.py` and the pipelines; half a second, so once in a process."""
+    configure_project("mm_ldlm")
 
 
 @functools.cache

@@ -9,8 +9,8 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner
-from kedro.framework.project import configure_project
 from kedro.io import DatasetError
+from tests.environments import configured
 
 from mm_ldlm import cli, settings
 from mm_ldlm.core import ConfigurationError, StoreError
@@ -22,7 +22,7 @@ RUN = cli.cli.commands["run"]
 def called(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The options that Kedro's own command received; it does nothing."""
     found: list[dict[str, Any]] = []
-    configure_project("mm_ldlm")
+    configured()
     monkeypatch.setattr(cli.kedro_run, "callback", lambda **options: found.append(options))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     return found

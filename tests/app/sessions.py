@@ -7,11 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from kedro.framework.hooks.manager import _create_hook_manager
-from kedro.framework.project import configure_project
 from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
 from kedro.runner import SequentialRunner
-from tests.environments import CONF, parameters
+from tests.environments import CONF, configured, parameters
 
 from mm_ldlm.app.config_loader import LayeredConfigLoader, merge
 from mm_ldlm.app.hooks import ProjectHooks
@@ -32,7 +31,7 @@ class Session:
     """Runs pipelines in the environment `test`, with all artifacts in the folder `root`."""
 
     def __init__(self, root: Path, **given: Any) -> None:
-        configure_project("mm_ldlm")
+        configured()
         self.entries: dict[str, Any] = json.loads(_entries(given.get("run")).replace(ROOT, str(root)))
         self.parameters = merge(parameters("test"), {"tracking": {"enabled": False}, **given})
         self.manager = _create_hook_manager()

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from kedro.framework.project import configure_project
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from tests.components import SHAPE, random_batch
-from tests.environments import CONF, ENVIRONMENTS, layer, parameters
+from tests.environments import CONF, ENVIRONMENTS, configured, layer, parameters
 
 from mm_ldlm.app.config_loader import merge
 from mm_ldlm.app.parameters import check_parameters
@@ -62,7 +61,7 @@ def headers() -> list[tuple[str, list[str]]]:
 @pytest.mark.parametrize(("page", "words"), [*RUNS, *headers()])
 def test_a_documented_run_names_what_there_is(page: str, words: list[str]) -> None:
     """Options exist, pipelines and environments are there, parameters parse: everything short of running it."""
-    configure_project("mm_ldlm")
+    configured()
     options = cli.commands["run"].make_context("run", words[2:]).params
     options["params"].pop("run", None)  # a path that is an example
     names = [options["pipeline"]] if options["pipeline"] else options["pipelines"]
