@@ -17,8 +17,7 @@ import pandas as pd
 from mm_ldlm.core import EvaluationError, show
 from mm_ldlm.core.files import InputFile, write_bytes, write_json
 from mm_ldlm.evaluation.bootstrap import FEWEST_PAIRS, Bootstrap
-from mm_ldlm.evaluation.headline import PARTS, headlines, likelihood_kind
-from mm_ldlm.evaluation.suites import suites
+from mm_ldlm.evaluation.suites import PARTS, headlines, likelihood_kind, suites
 from mm_ldlm.evaluation.suites.base import Headline
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 

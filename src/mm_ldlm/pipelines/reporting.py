@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Pipeline, node
 
-from mm_ldlm.evaluation.headline import flat_metrics
-from mm_ldlm.evaluation.report.inputs import ReportInputs, record_of
-from mm_ldlm.evaluation.suites import suites
+from mm_ldlm.evaluation.suites import flat_metrics, suites
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, refuse_other, weights_of
 from mm_ldlm.training.checkpoints.reference import CHOSEN, run_folder, weights_folder
 
@@ -41,6 +39,7 @@ def collect_metrics(
     Raises:
         EvaluationError: a suite evaluated other weights than those of the run.
     """
+    from mm_ldlm.evaluation.report.page import record_of
     from mm_ldlm.training.checkpoints import folder as checkpoints
 
     which = str(evaluation.checkpoint).removeprefix("step-")
@@ -93,20 +92,20 @@ def write_report(
     Raises:
         EvaluationError: an input belongs to other weights than the metrics.
     """
-    from mm_ldlm.evaluation.report import figures, page, theme, training_figures
+    from mm_ldlm.evaluation.report import figures, page, theme
 
     results = {name: inputs[f"metrics_{name}"] for name in suites()}
     rows = {name: inputs[f"{name}_rows"] for name, suite in suites().items() if suite.row_columns}
     made = {f"metrics_{name}": found for name, found in results.items()}
     made |= {f"{name}_rows": table.attrs for name, table in rows.items()}
     _refuse_other(metrics[MADE_BY], {**made, "comparison": comparison})
-    record = record_of(run_folder(runs, run))
+    record = page.record_of(run_folder(runs, run))
     if CHOSEN in run:  # the environment does not describe what this run was trained with
         kept = {"model", "objective", "training", "encoder"} & record.config.keys()
         parameters = {**parameters, **{name: record.config[name] for name in kept}}
     drawn: dict[str, go.Figure | None] = {
-        "plot_training": training_figures.training(record.log, smoothing=reporting.smoothing),
-        "plot_diagnostics": training_figures.diagnostics(record.log),
+        "plot_training": figures.training(record.log, smoothing=reporting.smoothing),
+        "plot_diagnostics": figures.diagnostics(record.log),
         "plot_comparison": figures.comparison(comparison),
     }
     for name, suite in suites().items():
@@ -114,7 +113,7 @@ def write_report(
     plots = {name: figure for name, figure in drawn.items() if figure is not None}
     for figure in plots.values():
         figure.update_layout(meta={MADE_BY: metrics[MADE_BY]})
-    report = ReportInputs(
+    report = page.ReportInputs(
         run=run,
         record=record,
         metrics=metrics,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mm_ldlm.evaluation.config import ReportingConfig
 from mm_ldlm.evaluation.report import page
-from mm_ldlm.evaluation.report.inputs import ReportInputs, RunRecord, record_of
+from mm_ldlm.evaluation.report.page import ReportInputs, RunRecord, record_of
 from mm_ldlm.evaluation.report.theme import chart
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "report.txt"

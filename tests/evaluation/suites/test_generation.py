@@ -15,10 +15,9 @@ from tests.evaluation.suites.conftest import Run
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.config import GenerationConfig
-from mm_ldlm.evaluation.headline import flat_metrics
-from mm_ldlm.evaluation.suites import suites
+from mm_ldlm.evaluation.suites import flat_metrics, suites
 from mm_ldlm.evaluation.suites.base import score
-from mm_ldlm.evaluation.suites.generation import CausalModel, diversity, mauve, self_bleu
+from mm_ldlm.evaluation.suites.generation import CausalModel, attested_bigrams, diversity, mauve, memorised, self_bleu
 
 rows = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=2, max_size=7)
 
@@ -98,3 +97,26 @@ def test_models_and_packages_that_are_not_here_are_refused(tmp_path: Path, refus
     if __import__("importlib.util").util.find_spec("mauve") is None:
         with refuses(EvaluationError, "mauve-text"):
             mauve(["a"], ["b"], featurizer="gpt2")
+
+
+# -- overlap with the training texts -----------------------------------------------------------------------------------
+
+sentences = st.lists(st.text("abBÄ .,", min_size=1, max_size=8), max_size=6)
+
+
+@given(sentences, sentences)
+def test_memorised_texts_are_training_texts_up_to_case_and_spaces(outputs: list[str], training: list[str]) -> None:
+    plain = {" ".join(text.casefold().split()) for text in training}
+    assert memorised(outputs, iter(training)).tolist() == [" ".join(o.casefold().split()) in plain for o in outputs]
+
+
+@given(sentences, sentences)
+def test_all_word_pairs_of_training_texts_are_attested(outputs: list[str], training: list[str]) -> None:
+    mine, theirs = attested_bigrams([training, outputs], iter(training))
+    assert (mine == 1).all()
+    assert ((theirs >= 0) & (theirs <= 1)).all()
+
+
+def test_pairs_are_counted_with_the_edges_of_the_text() -> None:
+    ((found,),) = attested_bigrams([["the dog sat"]], ["the dog ran", "a cat sat"])
+    assert found == 3 / 4  # edge-the, the-dog, sat-edge; not dog-sat

@@ -11,8 +11,7 @@ import pytest
 from tests.evaluation.suites.conftest import Run
 
 from mm_ldlm.core import EvaluationError
-from mm_ldlm.evaluation.headline import flat_metrics, headlines, most_important
-from mm_ldlm.evaluation.suites import SUITES, suites
+from mm_ldlm.evaluation.suites import SUITES, flat_metrics, headlines, most_important, suites
 from mm_ldlm.evaluation.suites.base import plain, score, slug
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.training.checkpoints.provenance import MADE_BY

@@ -1,25 +1,28 @@
-"""Figures of the suites and of comparisons, one function each; a function returns None if there is nothing to draw."""
+"""Figures of the suites, of comparisons and of the training log; a function returns None without data."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from mm_ldlm.evaluation.report import theme
+from mm_ldlm.training.jsonl import number
 
 METRICS = {
-    "exact_match": ("exact match", ".0%", 1.0),
-    "token_accuracy": ("token accuracy", ".0%", 1.0),
-    "token_set_f1": ("token F1", ".0%", 1.0),
-    "bleu": ("BLEU", ".0f", 0.01),
-    "chrf": ("chrF", ".0f", 0.01),
-    "rouge_l": ("ROUGE-L", ".0%", 1.0),
-    "cosine": ("cosine", ".2f", 1.0),
+    "exact_match": ("exact match", 1.0),
+    "token_accuracy": ("token accuracy", 1.0),
+    "token_set_f1": ("token F1", 1.0),
+    "bleu": ("BLEU", 0.01),
+    "chrf": ("chrF", 0.01),
+    "rouge_l": ("ROUGE-L", 1.0),
+    "cosine": ("cosine", 1.0),
 }
-"""Metric of inversion → title and tick format of its axis, and its factor where metrics share an axis from 0 to 1"""
+"""Metric of inversion → its name, and its factor on an axis from 0 to 1"""
 SOURCES = {
     "encoder": ("encoder", theme.ENCODER),
     "one_step": ("one-step regression", theme.ONE_STEP),
@@ -33,17 +36,12 @@ SOURCES = {
 
 
 def calls(sweep: Sequence[Mapping[str, Any]]) -> go.Figure | None:
-    """Plot quality against model calls per sentence, with intervals, and 99 % of the reference as a line.
-
-    Exact match is shown first; a menu selects the other metrics that all points have.
-    """
+    """Plot exact match against model calls per sentence, with intervals, and 99 % of the reference as a line."""
     if not sweep:
         return None
     lines = sorted(sweep, key=lambda line: line["model_calls"])
     kinds = (("model", theme.MODEL, "circle"), ("search with the encoder", theme.SECOND, "diamond"))
     groups = [[line for line in lines if bool(line["encoder_calls"]) == searches] for searches in (False, True)]
-    views = {metric: _view(metric, lines, [some for some in groups if some])
-             for metric in METRICS if all(metric in line for line in lines)}  # fmt: skip
     traces = [
         {
             "type": "scatter", "mode": "markers+text", "name": name,
@@ -60,49 +58,15 @@ def calls(sweep: Sequence[Mapping[str, Any]]) -> go.Figure | None:
         }
         for some, (name, colour, symbol) in zip(groups, kinds, strict=True) if some
     ]  # fmt: skip
-    choices = [{"label": METRICS[name][0], "method": "update", "args": list(view)} for name, view in views.items()]
-    menu = {
-        "buttons": choices, "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)",
-        "bordercolor": theme.GRID, "font": {"size": 12, "color": theme.INK},
-    }  # fmt: skip
-    first = views["exact_match"][1]
-    figure = theme.chart(
-        traces,
-        x={
-            "title": "model calls per sentence", "type": "log", "tickvals": [2**i for i in range(8)],
-            "range": [-0.35, math.log10(lines[-1]["model_calls"]) + 0.35],
-        },
-        y={"title": "exact match", "tickformat": ".0%", "range": first["yaxis.range"]},
-        height=440, updatemenus=[menu],
-    )  # fmt: skip
+    x = {"title": "model calls per sentence", "type": "log", "tickvals": [2**i for i in range(8)]}
+    figure = theme.chart(traces, x=x, y={"title": "exact match", "tickformat": ".0%"}, height=440)
     figure.add_hline(
-        y=first["shapes[0].y0"],
+        y=0.99 * next(line["exact_match"]["value"] for line in lines if line["label"] == line["reference"]),
         line={"dash": "dot", "color": theme.ENCODER, "width": 1},
         annotation={"text": f"99 % of {lines[0]['reference']}", "font": {"size": 11, "color": theme.INK}},
         annotation_position="bottom right",
     )
     return figure
-
-
-def _view(metric: str, lines: Sequence[Any], groups: Sequence[Sequence[Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Make the values of the traces and of the layout that show one metric."""
-    title, form, _ = METRICS[metric]
-    bars = [theme.bars([line[metric] for line in some], "") for some in groups]
-    low, high = min(line[metric]["low"] for line in lines), max(line[metric]["high"] for line in lines)
-    room = 0.12 * max(high - low, 1e-3)  # for the labels
-    level = 0.99 * next(line[metric]["value"] for line in lines if line["label"] == line["reference"])
-    return {
-        "y": [[line[metric]["value"] for line in some] for some in groups],
-        "error_y.array": [bar["array"] for bar in bars],
-        "error_y.arrayminus": [bar["arrayminus"] for bar in bars],
-    }, {
-        "yaxis.title.text": title,
-        "yaxis.tickformat": form,
-        "yaxis.range": [low - room, high + room],
-        "shapes[0].y0": level,
-        "shapes[0].y1": level,
-        "annotations[0].y": level,
-    }
 
 
 def by_length(lines: Sequence[Mapping[str, Any]]) -> go.Figure:
@@ -131,7 +95,7 @@ def baselines(systems: Mapping[str, Mapping[str, Any]]) -> go.Figure:
     traces = []
     for (name, metrics), colour in zip(systems.items(), (theme.MODEL, theme.BASELINE, theme.ONE_STEP), strict=False):
         some = [metric for metric in METRICS if metric in metrics]
-        scaled = [{end: metrics[m][end] * METRICS[m][2] for end in ("value", "low", "high")} for m in some]
+        scaled = [{end: metrics[m][end] * METRICS[m][1] for end in ("value", "low", "high")} for m in some]
         traces.append(
             {
                 "type": "bar", "name": name.replace("_", " "), "x": [METRICS[metric][0] for metric in some],
@@ -215,21 +179,6 @@ def sts_scores(sets: Mapping[str, Any]) -> go.Figure:
     return theme.chart(traces, x={"title": "Spearman × 100"}, y=y, height=height, scattermode="group", scattergap=0.6)
 
 
-def sts_scatter(points: Mapping[str, Any]) -> go.Figure:
-    """Plot cosine against gold score, for model and encoder."""
-    gold = np.array(points["gold"])
-    jitter = np.random.default_rng(0).uniform(-0.12, 0.12, size=len(gold))
-    traces = [
-        {
-            "type": "scatter", "mode": "markers", "name": SOURCES[source][0], "y": points[source],
-            "x": gold + jitter + shift, "marker": {"size": 5, "color": SOURCES[source][1], "opacity": 0.65},
-            "hovertemplate": "gold %{x:.1f} · cosine %{y:.2f}<extra>" + SOURCES[source][0] + "</extra>",
-        }
-        for source, shift in (("encoder", -0.1), ("model", 0.1)) if source in points
-    ]  # fmt: skip
-    return theme.chart(traces, x={"title": "gold score"}, y={"title": "cosine of the two embeddings"})
-
-
 # -- likelihood and comparison -----------------------------------------------------------------------------------------
 
 
@@ -287,3 +236,123 @@ def comparison(found: Mapping[str, Any]) -> go.Figure | None:
     theme.style(figure, height=300 * len(panels))
     figure.update_layout(barmode="group", margin={"t": 70}, legend={"y": 1.08})
     return figure
+
+
+# -- the training log --------------------------------------------------------------------------------------------------
+
+TRAINING = (
+    (r"(validation/)?loss", "loss", "loss", "linear"),
+    (r"[^/]*_loss", "parts of the loss", "loss", "log"),
+    (r"[^/]*_accuracy", "accuracy", "fraction correct", "linear"),
+    (r"grad_norm", "gradient norm", "norm before clipping", "log"),
+    (r"lr", "learning rate", "learning rate", "linear"),
+    (r"tokens_per_second", "speed", "tokens per second", "linear"),
+    (r"noise_level|masking_rate", "noise", "noise level; fraction of masks", "linear"),
+    (r"[^/]*_stage", "stage", "stage", "linear"),
+    (r"(?P<prefix>[a-z][a-z0-9_]*_)(mean|std|min|max)", "{name}", "{name}", "linear"),
+)
+"""Pattern of keys of the training log → title, axis and scale of their panel; {name} is the prefix in words"""
+DIAGNOSTICS = (
+    (r"(?P<prefix>[a-z][a-z0-9_]*_)t\d+", "{name} by noise level (t0: least noise)", "{name}", "linear"),
+    (r"(?P<prefix>grad_norm/).*", "gradient norm by part", "norm", "log"),
+    (r"(?P<prefix>update_ratio/).*", "update ÷ weight by part", "ratio", "log"),
+    (r"(?P<prefix>attention_logit_max/).*", "largest attention logit by block", "logit", "linear"),
+    (r"(?P<prefix>activation_rms/).*", "activation RMS by block", "RMS", "linear"),
+)
+_NAMES_PER_LINE = 5
+
+
+def training(log: Sequence[Mapping[str, Any]], *, smoothing: float = 0.9) -> go.Figure | None:
+    """Plot the training log over steps; thin lines are logged values, thick lines are smoothed."""
+    return _panels(log, TRAINING, smoothing=smoothing)
+
+
+def diagnostics(log: Sequence[Mapping[str, Any]]) -> go.Figure | None:
+    """Plot metrics by noise level, by part and by block, one line each; the title of a panel is also its legend."""
+    return _panels(log, DIAGNOSTICS, smoothing=0.0)
+
+
+def _panels(
+    log: Sequence[Mapping[str, Any]], rules: Sequence[tuple[str, str, str, str]], *, smoothing: float
+) -> go.Figure | None:
+    """Plot the keys of a log in panels, numbers in their names by value ("block2" before "block10")."""
+    keys = sorted(
+        {key for line in log for key in line},
+        key=lambda key: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)],
+    )
+    panels: dict[tuple[str, str, str], dict[str, str]] = {}  # title, axis and scale → key → its name in the legend
+    for pattern, title, axis, scale in rules:
+        for key in keys:
+            if found := re.fullmatch(pattern, key):
+                prefix = found.groupdict().get("prefix") or ""
+                name = prefix.replace("_", " ").strip()
+                panel = (title.format(name=name), axis.format(name=name), scale)
+                panels.setdefault(panel, {})[key] = key.removeprefix(prefix)
+    if not panels:
+        return None
+    rows = math.ceil(len(panels) / 2)
+    most_lines = max(math.ceil(len(names) / _NAMES_PER_LINE) for names in panels.values())
+    height = 280 + 16 * most_lines  # pixels of a row, with the names of the lines above the panel
+    figure = make_subplots(
+        rows=rows,
+        cols=2,
+        subplot_titles=[_legend(title, names) for (title, _, _), names in panels.items()],
+        vertical_spacing=(80 + 16 * most_lines) / (height * rows),
+        horizontal_spacing=0.12,
+    )
+    for place, ((_, axis, scale), names) in enumerate(panels.items()):
+        where = {"row": place // 2 + 1, "col": place % 2 + 1}
+        for key, colour in zip(names, _colours(names), strict=True):
+            for trace in _curve(log, key, colour, smoothing, positive=scale == "log"):
+                figure.add_trace(trace, **where)
+        ticks = {"tickformat": "~g", "nticks": 5} if scale == "log" else {}
+        figure.update_xaxes(title={"text": "step", "standoff": 2}, **where)
+        figure.update_yaxes(title=axis, type=scale, **ticks, **where)
+    theme.style(figure, height=height * rows)
+    figure.update_layout(
+        showlegend=False, hovermode="closest", margin={"l": 62, "r": 16, "t": 32 + 16 * most_lines, "b": 52}
+    )
+    figure.update_annotations(font={"size": 12, "color": theme.INK})
+    return figure
+
+
+def _colours(names: Mapping[str, str]) -> list[str]:
+    """Choose the colour of each line of a panel: from light to dark where the names are numbered, else the palette."""
+    if len(names) > 2 and all(key[-1].isdigit() for key in names):
+        return theme.shades(len(names))
+    return [theme.PALETTE[place % len(theme.PALETTE)] for place in range(len(names))]
+
+
+def _legend(title: str, names: Mapping[str, str]) -> str:
+    """Make a title with the name of each line in its colour below it, if there are several lines."""
+    spans = [
+        f'<span style="color:{colour}">{name}</span>'
+        for name, colour in zip(names.values(), _colours(names), strict=True)
+    ]
+    lines = [spans[start : start + _NAMES_PER_LINE] for start in range(0, len(spans), _NAMES_PER_LINE)]
+    return "<br>".join([title, *(" · ".join(line) for line in lines if len(names) > 1)])
+
+
+def _curve(
+    log: Sequence[Mapping[str, Any]], key: str, colour: str, smoothing: float, *, positive: bool
+) -> list[dict[str, Any]]:
+    """Make the traces of one key: its finite values, and above more than 20 of them their average, thick."""
+    logged = [(line["step"], number(line[key])) for line in log if key in line]
+    lowest = 0 if positive else -math.inf
+    points = [(step, value) for step, value in logged if value is not None and lowest < value < math.inf]
+    if not points:
+        return []
+    steps, values = zip(*points, strict=True)
+    smooth = key != "lr" and not key.startswith("validation/") and len(values) > 20 and smoothing > 0
+    trace = {"type": "scatter", "name": key, "x": steps, "mode": "lines" if len(values) > 1 else "markers"}
+    thin = {**trace, "y": values, "line": {"color": colour, "width": 1 if smooth else 2}}
+    if not smooth:
+        return [thin]
+    thick = {**trace, "y": smoothed(values, smoothing), "line": {"color": colour, "width": 2.2}}
+    return [{**thin, "opacity": 0.3, "hoverinfo": "skip"}, thick]
+
+
+def smoothed(values: Sequence[float], weight: float) -> list[float]:
+    """Compute the exponential moving average with bias correction (as in Adam)."""
+    found: list[float] = pd.Series(values, dtype=float).ewm(alpha=1 - weight).mean().tolist()
+    return found

@@ -5,10 +5,12 @@ import json
 import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,10 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from mm_ldlm.core import duration
-from mm_ldlm.evaluation.headline import headlines
-from mm_ldlm.evaluation.report.inputs import ReportInputs
-from mm_ldlm.evaluation.suites import suites
+from mm_ldlm.core.files import recorded
+from mm_ldlm.evaluation.suites import headlines, suites
 from mm_ldlm.evaluation.suites.base import Headline
-from mm_ldlm.training.jsonl import number
+from mm_ldlm.training.jsonl import number, read_events, read_metrics
 
 TEMPLATES = "mm_ldlm.evaluation.report/templates"
 FORMS = {
@@ -36,6 +37,57 @@ DISTRIBUTIONS = (
     "sacrebleu", "rouge-score", "plotly",
 )  # fmt: skip
 """Packages that the numbers depend on"""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run folder tells about its training; empty parts for files that it does not have."""
+
+    config: Mapping[str, Any]
+    """config.json"""
+    log: Sequence[Mapping[str, Any]]
+    """Metric lines of the training log by step, each step once"""
+    events: Sequence[Mapping[str, Any]]
+    """Event lines of the training log, in order"""
+
+    def timings(self, timings: Mapping[str, float]) -> dict[str, float]:
+        """Replace the seconds of training by those of the log, over all sessions of the run.
+
+        The pipeline `training` takes no time if it finds the run finished.
+        """
+        others = {name: seconds for name, seconds in timings.items() if name != "training"}
+        found = [number(line["seconds"]) for line in self.log if "seconds" in line]
+        return others if not found or found[-1] is None else {"training": found[-1], **others}
+
+
+def record_of(run: Path) -> RunRecord:
+    """Read the record of a run folder."""
+    log, config = run / "training_log.jsonl", recorded(run / "config.json") or {}
+    return RunRecord(config, read_metrics(log), read_events(log)) if log.is_file() else RunRecord(config, [], [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportInputs:
+    """Inputs of a report; those that a run does not have are empty."""
+
+    run: Mapping[str, Any]
+    """Reference of the run: name, path, step, fingerprint"""
+    record: RunRecord
+    metrics: Mapping[str, float]
+    """metrics.json"""
+    suites: Mapping[str, Mapping[str, Any]]
+    """metrics_SUITE.json, by suite"""
+    rows: Mapping[str, pd.DataFrame]
+    """SUITE_rows, by suite"""
+    ingestion_report: Mapping[str, Any]
+    validation_report: Mapping[str, Any]
+    timings: Mapping[str, float]
+    """Seconds by pipeline"""
+    comparison: Mapping[str, Any]
+    """Result of `compare.compare`"""
+    parameters: Mapping[str, Any]
+    reporting: Any
+    """`ReportingConfig`"""
 
 
 def render(inputs: ReportInputs, figures: Mapping[str, go.Figure]) -> str:

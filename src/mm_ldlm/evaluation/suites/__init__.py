@@ -4,12 +4,20 @@ A suite says which tables of samples it reads, evaluates a loaded model through 
 its headline numbers, figures and section of the report (`base.Suite`). The pipelines and the report iterate over the
 registry; families register their suites in `COMPONENTS`, and other packages under the entry points `mm_ldlm.suites`.
 Suites do not import Kedro. A suite that a run cannot support returns {"skipped": reason}, never a number.
+
+Their headline numbers are `metrics.json`, which is flat. Keys never change their meaning: fractions, accuracies and
+cosines lie between 0 and 1; BLEU, chrF and correlations are × 100; costs are nats per token, the length included; times
+are seconds. An interval adds KEY.low and KEY.high, a standard error KEY.standard_error. `nll.exact` is 1 if costs are
+exact negative log-likelihoods and 0 if they are upper bounds (NELBO). Metrics that do not apply to a run have no key.
 """
 
+import math
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from mm_ldlm.core import Registry
-from mm_ldlm.evaluation.suites.base import Suite
+from mm_ldlm.evaluation.suites.base import Headline, Suite
 
 SUITES = Registry(
     "evaluation suite",
@@ -22,9 +30,44 @@ SUITES = Registry(
     },
     "suites",
 )
+PARTS = {"value": "", "low": ".low", "high": ".high", "standard_error": ".standard_error"}
+"""Part of a number → what it adds to the key"""
 
 
 @cache
 def suites() -> dict[str, Suite]:
     """Make every registered suite, by name, in the order of the report."""
     return {name: SUITES.load(name)() for name in SUITES}
+
+
+# -- headline numbers --------------------------------------------------------------------------------------------------
+
+
+def flat_metrics(results: Mapping[str, Mapping[str, Any]], timings: Mapping[str, float]) -> dict[str, float]:
+    """Collect the numbers of all suites, by name, and the seconds of the pipelines as finite floats."""
+    found: dict[str, Any] = {}
+    for name, suite in suites().items():
+        if name in results and "skipped" not in results[name]:
+            found |= suite.numbers(dict(results[name]))
+    found |= {f"seconds.{name}": seconds for name, seconds in timings.items() if name != "reporting"}  # still running
+    flat: dict[str, float | None] = {}
+    for key, value in found.items():
+        parts = value if isinstance(value, Mapping) else {"value": value}
+        flat |= {f"{key}{suffix}": parts[part] for part, suffix in PARTS.items() if part in parts}
+    return {key: float(value) for key, value in flat.items() if value is not None and math.isfinite(value)}
+
+
+def headlines(numbers: Mapping[str, Any]) -> list[Headline]:
+    """List the headlines of all suites that a metrics.json has a number for, in the order of the report."""
+    return [each for suite in suites().values() for each in suite.headlines(numbers) if each.key in numbers]
+
+
+def most_important(numbers: Mapping[str, Any], *, count: int) -> list[str]:
+    """Choose the keys of at most `count` numbers that describe a run best."""
+    return [headline.key for headline in headlines(numbers) if headline.leading][:count]
+
+
+def likelihood_kind(numbers: Mapping[str, float]) -> str:
+    """Return the kind of a run's costs as a label: "exact" or "NELBO", or "" if its metrics do not contain it."""
+    exact = numbers.get("nll.exact")
+    return "" if exact is None else "exact" if exact else "NELBO"

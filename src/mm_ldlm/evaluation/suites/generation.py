@@ -7,9 +7,12 @@ adds it to the diversity of the same texts.
 from __future__ import annotations
 
 import math
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,19 +20,19 @@ import pandas as pd
 
 from mm_ldlm.core import EvaluationError, reason_of
 from mm_ldlm.data.sentences import held_out, texts_of_split
-from mm_ldlm.evaluation.overlap import attested_bigrams, memorised
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite, token_rows
 from mm_ldlm.evaluation.suites.likelihood import per_token, perplexity
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 if TYPE_CHECKING:
     from mm_ldlm.evaluation.config import GenerationConfig
-    from mm_ldlm.evaluation.report.inputs import ReportInputs
+    from mm_ldlm.evaluation.report.page import ReportInputs
 
 ORDERS = (1, 2, 3, 4)
 """Lengths of n-grams"""
 EXAMPLES = 40
 """Texts that the report shows"""
+_WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 class Generation(Suite):
@@ -241,3 +244,38 @@ def mauve(generated: Sequence[str], real: Sequence[str], *, featurizer: str, see
         p_text=list(real), q_text=list(generated), featurize_model_name=featurizer, seed=seed, verbose=False
     )
     return float(result.mauve)
+
+
+# -- overlap with the training texts, which are read as a stream and not kept in memory -------------------------------
+
+
+def memorised(outputs: Sequence[str], training_texts: Iterable[str]) -> np.ndarray:
+    """Find the outputs that are training sentences, compared by `normal_form`: (n,) bool.
+
+    On held-out sources a high fraction means that the model reproduces its training set and ignores the latent.
+    """
+    forms = [normal_form(text) for text in outputs]
+    found = set(forms).intersection(map(normal_form, training_texts))
+    return np.array([form in found for form in forms], dtype=bool)
+
+
+def attested_bigrams(groups: Sequence[Sequence[str]], training_texts: Iterable[str]) -> list[np.ndarray]:
+    """Compute the fraction of each text's word bigrams, text edges included, that occur in a training text: (n,) each.
+
+    A text that is not fluent has few; held-out text, another group, gives the value to compare with.
+    """
+    pairs = [[_bigrams(text) for text in texts] for texts in groups]
+    wanted = {pair for rows in pairs for row in rows for pair in row}
+    found: set[tuple[str, str]] = set()
+    for text in training_texts:
+        found.update(wanted.intersection(_bigrams(text)))
+    return [np.array([sum(pair in found for pair in row) / len(row) for row in rows]) for rows in pairs]
+
+
+def _bigrams(text: str) -> list[tuple[str, str]]:
+    return list(pairwise(["", *_WORDS.findall(normal_form(text)), ""]))
+
+
+def normal_form(text: str) -> str:
+    """Normalise a text for comparison: NFKC, case-folded, single spaces."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())

@@ -31,8 +31,6 @@ MOST_UNKNOWN = 0.5
 """Largest fraction of the sentences of a set with unknown words at which its score is a headline of a run"""
 SOURCES = {"encoder": "encoder", "one_step": "one-step regression", "model": "model"}
 """Embeddings that are scored → their label"""
-POINTS = 500
-"""Most pairs in the scatter plot; scores use the whole set"""
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,10 @@ class StsScore:
             Pearson of the cosine by subset and their two means.
         replicates_R: Spearman of the cosine per resample; the draws depend only on set and seed, so that the
             replicates of two encoders are paired.
-        cosine_N: cosine of each pair.
     """
 
     numbers: dict[str, Any]
     replicates_R: np.ndarray = field(repr=False)
-    cosine_N: np.ndarray = field(repr=False)
 
 
 class Sts(Suite):
@@ -96,7 +92,7 @@ class Sts(Suite):
             entry["scores"] = {name: score.numbers for name, score in scores.items()}
             for name in scores.keys() - {"encoder"} if "encoder" in scores else ():
                 entry["scores"][name]["ratio"] = ratio_to(scores["encoder"], scores[name], given.bootstrap)
-            sets[source.name] = entry | {"scatter": _scatter(pairs, scores, seed=given.seed)}
+            sets[source.name] = entry
         return {"sets": sets, "left_out": left_out}, None
 
     def numbers(self, metrics: Metrics) -> dict[str, Any]:
@@ -127,12 +123,9 @@ class Sts(Suite):
         ]  # fmt: skip
 
     def figures(self, metrics: Metrics) -> dict[str, Any]:
-        from mm_ldlm.evaluation.report import figures
+        from mm_ldlm.evaluation.report.figures import sts_scores
 
-        return {
-            "plot_sts": figures.sts_scores(metrics["sets"]),
-            "plot_sts_scatter": figures.sts_scatter(next(iter(metrics["sets"].values()))["scatter"]),
-        }
+        return {"plot_sts": sts_scores(metrics["sets"])}
 
 
 def embedder(model: Any, sampler: Any, *, seed: int) -> Encode:
@@ -162,14 +155,6 @@ def tokenised(pairs: StsSet, model: Any, *, too_long: str) -> dict[str, float]:
             "longer. Set evaluation.sts.too_long to 'truncate' to truncate them as encoders do."
         )
     return {"too_long": long, "unknown": sum(model.tokenizer.unk_id in row for row in rows) / len(rows)}
-
-
-def _scatter(pairs: StsSet, scores: Mapping[str, StsScore], *, seed: int) -> dict[str, Any]:
-    rows = np.arange(len(pairs))
-    if len(rows) > POINTS:
-        rows = np.sort(np.random.default_rng([seed, 0x575]).choice(rows, size=POINTS, replace=False))
-    found = {"gold": pairs.gold_N} | {name: score.cosine_N for name, score in scores.items()}
-    return {name: values[rows].round(4) for name, values in found.items()}
 
 
 # -- scores -----------------------------------------------------------------------------------------------------------
@@ -229,7 +214,7 @@ def score_encoder(pairs: StsSet, encode: Encode, *, bootstrap: Bootstrap = Boots
         "by_similarity": both,
         **(_over_subsets(pairs, cosine_N, bootstrap) if len(pairs.subsets) > 1 else {}),
     }
-    return StsScore(numbers, spearman_R, cosine_N)
+    return StsScore(numbers, spearman_R)
 
 
 def ratio_to(encoder: StsScore, model: StsScore, bootstrap: Bootstrap) -> Interval:

@@ -7,8 +7,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from mm_ldlm.evaluation.report import page, theme
-from mm_ldlm.evaluation.report.figures import comparison
-from mm_ldlm.evaluation.report.training_figures import smoothed
+from mm_ldlm.evaluation.report.figures import comparison, smoothed
 
 TITLES = {"text_nll": "nats per scored token", "loss": "loss"}
 """Key of the training log → title of its panel"""

@@ -168,7 +168,7 @@ class TrackingHooks:
         self._recorded.add(name)
 
     def _record_metrics(self, metrics: Mapping[str, Any]) -> None:
-        from mm_ldlm.evaluation.headline import most_important
+        from mm_ldlm.evaluation.suites import most_important
 
         self._headline = {key: metrics[key] for key in most_important(metrics, count=MOST_HEADLINES)}
         self._send("add_metrics", metrics, first=self._headline)

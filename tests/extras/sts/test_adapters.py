@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mm_ldlm.core import EvaluationError
-from mm_ldlm.evaluation.adapters import EncoderAdapter
 from mm_ldlm.evaluation.sts_sets import from_pairs
 from mm_ldlm.evaluation.suites.sts import score_encoder
+from mm_ldlm.extras.sts.adapters import EncoderAdapter
 
 PAIRS = [(f"sentence {i}", f"other {i % 7}", float(i % 6)) for i in range(40)]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from mm_ldlm.evaluation.bootstrap import Bootstrap
-from mm_ldlm.evaluation.inversion import (
+from mm_ldlm.evaluation.suites.inversion import (
     bag_of_words,
     bleu_of_counts,
     by_length,

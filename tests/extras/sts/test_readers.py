@@ -1,0 +1,101 @@
+"""STS sets of SemEval, SICK and the hub, and files that are not of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_ldlm.core import EvaluationError
+from mm_ldlm.evaluation.sts_sets import StsSet, StsSource, load_sts
+
+PAIRS = [("A plane, taking off.", 'An "air" plane', 5.0), ("Zwei Männer", "two men", 0.5), ("x y", "z", 3.25)]
+
+
+def source(path: Path, format: str, **more: Any) -> StsSource:
+    return StsSource(format=format, name=more.pop("name", "set"), path=str(path), **more)
+
+
+def as_pairs(found: StsSet) -> list[tuple[str, str, float]]:
+    return list(zip(found.first, found.second, found.gold_N.tolist(), strict=True))
+
+
+def write_year(folder: Path, subsets: dict[str, str], *, prefix: str = "STS", extra: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, gold in subsets.items():
+        lines = [f"{name} first {i}\t{name} second {i}{extra}" for i in range(len(gold.split(" ")))]
+        (folder / f"{prefix}.input.{name}.txt").write_text("".join(f"{line}\n" for line in lines))
+        (folder / f"{prefix}.gs.{name}.txt").write_text("".join(f"{score}\n" for score in gold.split(" ")))
+    return folder
+
+
+@pytest.mark.parametrize(("prefix", "extra"), [("STS", ""), ("STS2016", "\tsource 1\tsource 2")])
+def test_pairs_without_a_gold_score_are_no_part_of_a_year(prefix: str, extra: str, tmp_path: Path) -> None:
+    write_year(tmp_path / "deep", {"B": "1  2", "A": "3 4", "ALL": "1"}, prefix=prefix, extra=extra)
+    found = load_sts(source(tmp_path, "semeval"))
+    assert found.subsets == ("A", "B")
+    assert as_pairs(found)[2:] == [("B first 0", "B second 0", 1), ("B first 2", "B second 2", 2)]
+    assert load_sts(source(tmp_path, "semeval", subsets=["B"])).subsets == ("B",)
+
+
+def test_a_part_of_a_year_is_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    with refuses(EvaluationError, tmp_path):
+        load_sts(source(tmp_path, "semeval"))
+    write_year(tmp_path / "a", {"headlines": "1 2", "FNWN": "1 2"})
+    with refuses(EvaluationError, "OnWN"):
+        load_sts(source(tmp_path / "a", "semeval", name="sts13"))
+    write_year(tmp_path / "b", {"headlines": "1 2 3"})
+    with refuses(EvaluationError, "headlines"):
+        load_sts(source(tmp_path, "semeval"))
+    (tmp_path / "b" / "STS.gs.headlines.txt").write_text("1\n2\n")
+    with refuses(EvaluationError, "headlines"):
+        load_sts(source(tmp_path / "b", "semeval"))
+    (tmp_path / "b" / "STS.gs.headlines.txt").unlink()
+    with refuses(EvaluationError, "STS.gs.headlines.txt"):
+        load_sts(source(tmp_path / "b", "semeval"))
+    write_year(tmp_path / "c", {"x": "1 2"}, extra="\ttail of a sentence with a tab")
+    with refuses(EvaluationError, "STS.input.x.txt"):
+        load_sts(source(tmp_path / "c", "semeval"))
+
+
+def sick(parts: str, *, column: bool) -> str:
+    lines = ["pair_ID\tsentence_A\tsentence_B\trelatedness_score" + "\tSemEval_set" * column]
+    for i, part in enumerate(parts.split()):
+        lines.append(f"{i}\t{part} a {i}\t{part} b {i}\t{1 + i / 2}" + f"\t{part.upper()}" * column)
+    return "\n".join(lines) + "\n"
+
+
+def test_sick_has_three_parts_in_one_file_or_in_three(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "three").mkdir()
+    (tmp_path / "one" / "SICK.txt").write_text(sick("train train trial trial test test", column=True))
+    for part, name in (("train", "SICK_train"), ("trial", "SICK_trial"), ("test", "SICK_test_annotated")):
+        (tmp_path / "three" / f"{name}.txt").write_text(sick(f"{part} {part}", column=False))
+    for place in (tmp_path / "one", tmp_path / "one" / "SICK.txt", tmp_path / "three"):
+        found = load_sts(source(place, "sick"))
+        assert {text[:4] for text in found.first} == {"test"}
+        assert found.part == "test"
+    for place in (tmp_path / "one", tmp_path / "three"):
+        assert len(load_sts(source(place, "sick", split="all"))) == 6
+    with refuses(EvaluationError, "trial"):
+        load_sts(source(tmp_path / "three" / "SICK_train.txt", "sick", split="trial"))
+    (tmp_path / "three" / "SICK_trial.txt").unlink()
+    with refuses(EvaluationError, "SICK_trial.txt"):
+        load_sts(source(tmp_path / "three", "sick", split="all"))
+
+
+def test_a_folder_saved_by_datasets_is_read(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    import datasets
+
+    first, second, gold = (list(side) for side in zip(*PAIRS, strict=True))
+    columns = {"sentence1": first, "sentence2": second, "score": gold}
+    saved = datasets.Dataset.from_dict({**columns, "subset": ["a", "a", "b"]})
+    datasets.DatasetDict({"test": saved}).save_to_disk(str(tmp_path / "d"))
+    found = load_sts(source(tmp_path / "d", "hub"))
+    assert as_pairs(found) == PAIRS
+    assert found.subsets == ("a", "b")
+    saved.rename_column("score", "points").save_to_disk(str(tmp_path / "e"))
+    with refuses(EvaluationError, "points"):
+        load_sts(source(tmp_path / "e", "hub"))
+    with refuses(EvaluationError, "validation"):
+        load_sts(source(tmp_path / "d", "hub", split="validation"))
