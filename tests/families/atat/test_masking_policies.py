@@ -1,0 +1,116 @@
+"""Adaptive masks: probabilities that keep the schedule's share, and weights with which the loss stays a likelihood."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mm_ldlm.core import parse_kind
+from mm_ldlm.diffusion.registry import MASK_SCHEDULES
+from mm_ldlm.diffusion.schedules import MaskSchedule
+from mm_ldlm.families.atat.masking_policies import MaskRates, mask_rates
+
+POLICIES = ["uniform", "importance", "inverse", "balanced"]
+SCHEDULE: MaskSchedule = parse_kind(MASK_SCHEDULES, {"kind": "log_linear"}, at="schedule").build()
+each_policy = pytest.mark.parametrize("policy", POLICIES)
+texts = st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=9), min_size=1, max_size=4)
+
+
+def rates(policy: Any, importance: Tensor, t: float | Tensor, **options: Any) -> MaskRates:
+    valid_BL = ~importance.isnan()
+    t_B = torch.as_tensor(t, dtype=torch.float64).expand(len(importance))
+    return mask_rates(policy, importance.nan_to_num(), valid_BL, t_B, schedule=SCHEDULE, **options)
+
+
+def padded(rows: list[list[float]]) -> Tensor:
+    """Importance (B, L) of texts of different lengths; NaN where there is no token."""
+    return torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(row, dtype=torch.float64) for row in rows], batch_first=True, padding_value=torch.nan
+    )
+
+
+@each_policy
+@settings(max_examples=60)
+@given(rows=texts, t=st.floats(1e-4, 1))
+def test_masks_are_probabilities_of_tokens_and_of_nothing_else(policy: str, rows: list[list[float]], t: float) -> None:
+    importance_BL = padded(rows)
+    found = rates(policy, importance_BL, t)
+    assert bool(((found.probability_BL >= 0) & (found.probability_BL <= 1)).all())
+    assert bool(found.weight_BL.isfinite().all())
+    for each in found:
+        assert not each[importance_BL.isnan()].any()
+
+
+@pytest.mark.parametrize("sharpening", [True, False])
+@settings(max_examples=100)
+@given(rows=texts, t=st.floats(1e-4, 1))
+def test_pitfall_21_the_expected_share_of_masks_is_that_of_the_schedule(
+    sharpening: bool, rows: list[list[float]], t: float
+) -> None:
+    importance_BL = padded(rows)
+    found = rates("balanced", importance_BL, t, time_sharpening=sharpening)
+    share_B = found.probability_BL.sum(dim=1) / (~importance_BL.isnan()).sum(dim=1)
+    torch.testing.assert_close(share_B, SCHEDULE.mask_probability(torch.full_like(share_B, t)), rtol=1e-6, atol=1e-9)
+
+
+def test_important_tokens_are_masked_more_often_and_by_the_policy_inverse_less_often() -> None:
+    importance_BL = torch.tensor([[0.1, 0.4, 0.8]], dtype=torch.float64)
+    for policy, sign in (("importance", 1), ("balanced", 1), ("inverse", -1)):
+        steps_BL = sign * rates(policy, importance_BL, 0.5).probability_BL.diff(dim=1)
+        assert bool((steps_BL > 0).all()), policy
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_a_higher_temperature_makes_masks_more_alike(temperature: float) -> None:
+    importance_BL = torch.tensor([[0.2, 0.9]], dtype=torch.float64)
+    for policy in ("importance", "inverse"):
+        ratio, plain = (
+            rates(policy, importance_BL, 0.5, temperature=each).probability_BL.log().diff().abs().item()
+            for each in (temperature, 1.0)
+        )
+        assert ratio == pytest.approx(plain / temperature)
+
+
+@pytest.mark.parametrize("policy", ["uniform", "balanced"])
+def test_equally_important_tokens_are_masked_as_by_absorbing_diffusion(policy: str) -> None:
+    found = rates(policy, torch.full((1, 5), 0.5, dtype=torch.float64), 0.3)
+    t = torch.tensor(0.3, dtype=torch.float64)
+    torch.testing.assert_close(found.probability_BL, SCHEDULE.mask_probability(t).expand(1, 5))
+    if policy == "uniform":
+        torch.testing.assert_close(found.weight_BL, SCHEDULE.weight(t).expand(1, 5))
+
+
+@each_policy
+@pytest.mark.parametrize("sharpening", [True, False])
+@pytest.mark.parametrize("t", [0.05, 0.4, 0.9])
+def test_the_weight_is_the_derivative_of_the_logarithm_of_the_probability(
+    policy: str, sharpening: bool, t: float
+) -> None:
+    importance_BL, h = torch.tensor([[0.05, 0.3, 0.6, 0.97]], dtype=torch.float64), 1e-6
+    before, at, after = (
+        rates(policy, importance_BL, each, time_sharpening=sharpening, temperature=1.5) for each in (t - h, t, t + h)
+    )
+    expected_BL = (after.probability_BL.log() - before.probability_BL.log()) / (2 * h)
+    torch.testing.assert_close(at.weight_BL, expected_BL, rtol=1e-5, atol=1e-5)
+
+
+@each_policy
+def test_the_loss_of_the_best_model_is_the_expected_cost_of_what_is_masked_at_the_end(policy: str) -> None:
+    """A text of two dependent tokens: Σ ∫ ρ' · E[−log p, masked] dt = F(ρ(1)), which is −log p where ρ(1) = 1."""
+    joint = torch.tensor([[0.5, 0.1], [0.1, 0.3]], dtype=torch.float64)
+    alone_2 = -torch.stack([joint.sum(1)[0], joint.sum(0)[1]]).log()  # the text (0, 1)
+    given_2 = -torch.stack([joint[0, 1] / joint.sum(0)[1], joint[0, 1] / joint.sum(1)[0]]).log()
+    t_B = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000
+    importance_BL = torch.tensor([[0.3, 0.8]], dtype=torch.float64).expand(len(t_B), 2)
+    found = rates(policy, importance_BL, t_B)
+    other_BL = found.probability_BL.flip(1)
+    cost_BL = found.probability_BL * (other_BL * alone_2 + (1 - other_BL) * given_2)
+    end_2 = rates(policy, importance_BL[:1], 1.0).probability_BL[0]
+    both, first, second = end_2.prod(), end_2[0] * (1 - end_2[1]), end_2[1] * (1 - end_2[0])
+    expected = both * -joint[0, 1].log() + first * given_2[0] + second * given_2[1]
+    torch.testing.assert_close((found.weight_BL * cost_BL).sum(1).mean(), expected, rtol=2e-3, atol=2e-3)
+    if policy in ("uniform", "balanced"):
+        torch.testing.assert_close(expected, -joint[0, 1].log(), rtol=1e-2, atol=0)

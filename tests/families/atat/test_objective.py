@@ -1,0 +1,103 @@
+"""Adaptive masking beside plain masked diffusion, and the importance that it learns."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.components import SHAPE, random_batch, root_of
+from torch import Tensor
+
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.families.atat.objective import frequency_prior, rank_by_row
+
+ESTIMATOR = {"estimator": {"dim": 8, "depth": 1, "heads": 2}}
+
+
+def losses_of(root: Any, *, training: bool, step: int = 50) -> dict[str, Any]:
+    batch = random_batch()
+    root.train(training)
+    return dict(root(batch, RowGenerator(0, batch.position_B), root.objective.kinds[0], step))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_it_is_masked_diffusion_in_evaluation_and_with_uniform_masks(training: bool) -> None:
+    options: dict[str, Any] = {**ESTIMATOR, "curriculum": {}, "warmup_steps": 0}
+    if training:
+        options = {"importance": "none", "policy": "uniform"}
+    found = losses_of(root_of("adaptive_masking", options), training=training)
+    plain = losses_of(root_of("text_diffusion", {}), training=training)
+    for name in ("text_loss", "text_nll"):
+        torch.testing.assert_close(found[name], plain[name], msg=name)
+
+
+@pytest.mark.parametrize("options", [ESTIMATOR, {"importance": "frequency_only", "policy": "inverse"}])
+def test_importance_decides_the_masks_of_training(options: dict[str, Any]) -> None:
+    found = losses_of(root_of("adaptive_masking", options), training=True)
+    plain = losses_of(root_of("text_diffusion", {}), training=True)
+    assert float(found["text_loss"][0]) != pytest.approx(float(plain["text_loss"][0]))
+
+
+def test_the_estimator_learns_from_its_own_loss_alone_and_the_denoiser_from_the_other() -> None:
+    root = root_of("adaptive_masking", ESTIMATOR)
+    losses = losses_of(root, training=True)
+    for name, learns in (("importance_loss", root.objective.estimator), ("text_loss", root.model)):
+        root.zero_grad()
+        losses[name][0].backward(retain_graph=True)
+        moved = {id(each) for each in root.parameters() if each.grad is not None and each.grad.any()}
+        assert moved
+        assert moved <= {id(each) for each in learns.parameters()}
+
+
+@given(st.lists(st.integers(0, 50), min_size=3, max_size=12))
+def test_the_frequency_prior_grows_with_rarity_from_0_to_1(counts: list[int]) -> None:
+    prior_V = frequency_prior(torch.tensor([*counts, 0]), mask_id=len(counts))
+    assert bool(((prior_V >= 0) & (prior_V <= 1)).all())
+    pairs = [(count, float(prior)) for count, prior in zip(counts, prior_V, strict=False)]
+    assert all(a >= b for m, a in pairs for n, b in pairs if m <= n or n == 0 == m)
+    if len({count for count in counts if count}) > 1:
+        assert float(prior_V[counts.index(max(counts))]) == 0
+        assert float(prior_V[counts.index(min(count for count in counts if count))]) == 1
+
+
+def test_a_mask_has_the_mean_prior_of_the_corpus() -> None:
+    counts_V = torch.tensor([6, 3, 1, 0])
+    prior_V = frequency_prior(counts_V, mask_id=3)
+    assert float(prior_V[3]) == pytest.approx(float((counts_V * prior_V).sum() / counts_V.sum()))
+
+
+@given(st.lists(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=4, max_size=4), min_size=1, max_size=3))
+def test_ranks_order_the_chosen_values_of_each_text(rows: list[list[tuple[float, bool]]]) -> None:
+    value_BL, chosen_BL = (
+        torch.tensor([[v for v, _ in row] for row in rows]),
+        torch.tensor([[c for _, c in row] for row in rows]),
+    )
+    for values, chosen, ranks in zip(value_BL, chosen_BL, rank_by_row(value_BL, chosen_BL), strict=True):
+        sorted_values = values[chosen][ranks[chosen].argsort()]
+        assert torch.equal(sorted_values, values[chosen].sort().values)
+        expected = torch.linspace(0, 1, int(chosen.sum())) if chosen.any() else torch.zeros(0)
+        torch.testing.assert_close(ranks[chosen].sort().values, expected)
+
+
+def test_importance_that_is_alike_for_all_tokens_is_reported_once() -> None:
+    objective = root_of("adaptive_masking", {**ESTIMATOR, "warmup_steps": 5}).objective
+
+    def told(step: int, deviation: float) -> bool:
+        return objective.observe({"text_nll": (1.0, 1.0), "importance_std": (deviation, 1.0)}, step=step) is not None
+
+    assert [told(4, 0.0), told(5, 0.0), told(6, 0.0), told(7, 0.2), told(8, 0.0)] == [False, True, False, False, True]
+
+
+def test_the_pieces_of_importance_are_mixed_as_the_mode_says() -> None:
+    tokens_BL = torch.tensor([[2, 3, 4]])
+
+    def importance(mode: str) -> Tensor:
+        options = {"importance": mode, **(ESTIMATOR if mode in ("full", "learned_only") else {})}
+        objective = root_of("adaptive_masking", options).objective
+        objective.set_token_counts(lambda: torch.arange(SHAPE.first_noise_id))
+        return objective.importance(tokens_BL, torch.ones_like(tokens_BL).bool())
+
+    learned, prior = importance("learned_only"), importance("frequency_only")
+    torch.testing.assert_close(importance("full"), 0.7 * learned + 0.3 * prior)
+    torch.testing.assert_close(importance("none"), torch.full((1, 3), 0.5))
