@@ -13,7 +13,6 @@ from mm_ldlm.core import (
     MMLDLMError,
     UnsafePathError,
     WorkerFailed,
-    about,
     duration,
     errors,
     escape,
@@ -71,12 +70,11 @@ def test_escaped_texts_are_printable_and_others_unchanged(text: str) -> None:
 
 
 @given(st.integers(0, 10**7))
-def test_durations_grow_and_estimates_are_near(seconds: int) -> None:
+def test_durations_grow(seconds: int) -> None:
     parts = [int(part) for part in duration(seconds).split() if part.isdigit()]
     unit = {"s": 1, "min": 60, "h": 3600}[duration(seconds).split()[1]]
     found = parts[0] * unit + (parts[1] * unit // 60 if parts[1:] else 0)
     assert abs(found - seconds) <= max(1, unit // 60)
-    assert about(seconds).startswith("about ")
 
 
 def test_the_nearest_name_is_another_one_that_is_near() -> None:

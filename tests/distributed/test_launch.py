@@ -64,16 +64,13 @@ def test_handlers_and_environment_are_those_of_before(run_ranks: Callable[..., P
     assert before == (dict(os.environ), [signal.getsignal(number) for number in numbers])
 
 
-def test_old_logs_are_removed_and_long_ones_are_cut(tmp_path: Path) -> None:
-    config = LaunchConfig(keep_logs=2, log_megabytes=1, monitor_interval=0.05)
-    talk = ["-n1", "-r1", "print('x' * 3_000_000); import nothing"]
+def test_old_logs_are_removed(tmp_path: Path) -> None:
+    config = LaunchConfig(keep_logs=2, monitor_interval=0.05)
+    talk = ["-n1", "-r1", "import nothing"]
     for _ in range(3):
         with pytest.raises(WorkerFailed):
             launch("timeit", talk, config=config, log_directory=tmp_path)
-    logs = list(tmp_path.glob("*/attempt_*/*/stdout.log"))
-    assert len(logs) == 2
-    assert max(path.stat().st_size for path in logs) <= 10**6
-    assert max(path.stat().st_size for path in tmp_path.rglob("stdout.log.1")) >= 4 * 10**5
+    assert len(list(tmp_path.glob("*/attempt_*/*/stdout.log"))) == 2
 
 
 # -- the hosts ---------------------------------------------------------------------------------------------------------

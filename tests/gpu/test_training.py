@@ -95,7 +95,7 @@ def test_an_overflow_of_fp16_halves_the_scale_which_is_restored(device: str, tmp
     task.train_until(run, 4)
     assert task.largest_difference(before, task.held(run)) == 0
     again = task.built(spec, tmp_path)
-    again.checkpointer.restore()
+    again.checkpointer.resume("auto", tmp_path)
     scales = [each.learner.optimization.scaler.get_scale() for each in (run, again)]
     assert scales == [scale / 2] * 2
 

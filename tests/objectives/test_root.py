@@ -28,7 +28,7 @@ from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
 from mm_ldlm.training import worker
 from mm_ldlm.training.checkpoints import folder
-from mm_ldlm.training.plan import plan
+from mm_ldlm.training.spec import plan
 from mm_ldlm.training.worker import train
 
 SHAPE = DataShape(vocab_size=12, pad_id=0, mask_id=1, max_length=6, fields={"latents": (4,)})

@@ -14,8 +14,7 @@ from mm_ldlm.data import Dataset
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training.config import TrainingConfig
-from mm_ldlm.training.plan import plan
-from mm_ldlm.training.spec import TrainingSpec
+from mm_ldlm.training.spec import TrainingSpec, plan
 
 SETTINGS = {
     "batch": {"examples": 8}, "max_steps": 4, "optimizer": {"warmup_steps": 2}, "diagnose_every": 0, "device": "cpu",

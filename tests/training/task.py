@@ -171,9 +171,9 @@ def held(run: loop.Run) -> dict[str, Tensor]:
 
 
 def saved(root: Path, step: int, *, name: str = "run") -> dict[str, Tensor]:
-    """Read the tensors of a checkpoint, without the random states."""
+    """Read the tensors of a checkpoint."""
     path = folder.find(root / name, which=str(step))
-    files = [file.name for file in path.glob("*.safetensors") if not file.name.startswith("rng")]
+    files = [file.name for file in path.glob("*.safetensors")]
     return {f"{file}/{key}": value for file in files for key, value in folder.tensors(path, file).items()}
 
 

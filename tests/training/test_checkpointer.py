@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from mm_ldlm.core import CheckpointError
 from mm_ldlm.data.store.fingerprint import file_sha256
 from mm_ldlm.training import loop
 from mm_ldlm.training.checkpoints.reference import MARKER, pointed
+from mm_ldlm.training.state import seed_everything
 
 NAME = "step-00000004"
 
@@ -30,7 +33,7 @@ def saved(tmp_path: Path) -> Path:
 
 def resumed(root: Path, **spec: Any) -> loop.Run:
     run = task.built(task.spec(**{"max_steps": 4, **spec}), root)
-    run.checkpointer.restore()
+    run.checkpointer.resume("auto", root)
     return run
 
 
@@ -102,14 +105,35 @@ def test_what_may_differ_between_sessions_is_logged(saved: Path, tmp_path: Path)
     assert {field.split(":")[0] for field in event["fields"]} == {"max_steps", "optimizer.lr"}
 
 
-def test_random_states_of_the_process_are_restored(saved: Path, tmp_path: Path) -> None:
-    run = resumed(tmp_path)
-    first = torch.rand(3), np.random.rand(3)  # noqa: NPY002
-    torch.manual_seed(99)
-    np.random.seed(99)  # noqa: NPY002
-    run.checkpointer.restore()
-    assert torch.equal(first[0], torch.rand(3))
-    assert np.array_equal(first[1], np.random.rand(3))  # noqa: NPY002
+def test_global_generators_are_a_function_of_seed_step_and_rank() -> None:
+    drawn = []
+    for seed, draw, rank in ((1, 2, 0), (1, 2, 0), (1, 2, 1), (1, 3, 0), (2, 2, 0)):
+        seed_everything(seed, draw, rank=rank)
+        drawn.append((float(torch.rand(())), float(np.random.rand()), random.random()))  # noqa: NPY002
+    assert drawn[0] == drawn[1]
+    assert all(len({each[generator] for each in drawn}) == 4 for generator in range(3))
+
+
+def test_a_session_continues_its_run_another_one_or_none(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    shutil.copytree(saved, tmp_path / "copy/checkpoints" / NAME)
+    run, other = task.built(task.spec(), tmp_path), task.built(task.spec(run_name="other"), tmp_path)
+    assert run.checkpointer.resume("auto", tmp_path) == run.checkpointer.resume("copy", tmp_path) == NAME
+    assert run.checkpointer.resume("never", tmp_path) is None
+    assert other.checkpointer.resume("auto", tmp_path) is None
+    assert other.checkpointer.resume(f"copy/checkpoints/{NAME}", tmp_path) == NAME
+    assert other.learner.state.step == 4
+    with pytest.raises(CheckpointError, match="nowhere"):
+        other.checkpointer.resume("nowhere", tmp_path)
+
+
+def test_pitfall_38_a_damaged_latest_checkpoint_is_not_passed_over(
+    saved: Path, tmp_path: Path, refuses: Callable[..., Any]
+) -> None:
+    shutil.copytree(saved, saved.with_name("step-00000003"))
+    (saved / "model.safetensors").write_bytes(b"x")
+    with refuses(CheckpointError, NAME):
+        resumed(tmp_path)
 
 
 @pytest.mark.parametrize(("best_is", "expected"), [("min", 2), ("max", 3)])
@@ -147,7 +171,7 @@ def test_a_checkpoint_is_a_copy_of_the_moment(tmp_path: Path) -> None:
 
 def test_a_run_of_other_precision_or_without_averages_can_be_continued(saved: Path, tmp_path: Path) -> None:
     without = task.built(task.spec(max_steps=4, ema={"enabled": False}), tmp_path)
-    assert without.checkpointer.restore() == 4
+    assert without.checkpointer.restore(saved) == 4
     run = task.built(task.spec(max_steps=4, precision={"autocast": "bf16"}), tmp_path)
     assert run.checkpointer.restore(saved) == 4
     assert dataclasses.asdict(run.learner.state)["step"] == 4

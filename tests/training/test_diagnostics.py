@@ -1,32 +1,25 @@
 """Diagnostics: every number by an independent computation, and none of them changes the training."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.training import task
 
 from mm_ldlm.training import loop
-from mm_ldlm.training.diagnostics import GRADIENTS, STATISTICS, gradient_statistics
+from mm_ldlm.training.diagnostics import ZERO_DIAGNOSES
 
 
 def test_diagnosed_steps_train_to_the_same_bits(tmp_path: Path) -> None:
     runs = []
     for every in (0, 2):
-        spec = task.spec(diagnose_every=every, parameter_gradients=every > 0)
+        spec = task.spec(diagnose_every=every)
         runs.append(task.built(spec, tmp_path / str(every)))
         loop.train(runs[-1])
     assert task.largest_difference(task.held(runs[0]), task.held(runs[1])) == 0
     steps = [line["step"] for line in runs[1].tracker.lines if "param_norm/text_head" in line]
     assert steps == [1, 2, 4, 6, 8, 10]
-    lines = [json.loads(line) for line in (tmp_path / "2/run" / GRADIENTS).read_text().splitlines()]
-    assert [line["step"] for line in lines] == steps
-    names = {name for name, p in runs[1].learner.root.named_parameters() if p.requires_grad}
-    assert lines[-1]["parameters"].keys() <= names
-    assert all(list(each) == list(STATISTICS) for each in lines[-1]["parameters"].values())
 
 
 def test_norms_ratios_and_zeros_of_the_parts(tmp_path: Path) -> None:
@@ -39,8 +32,7 @@ def test_norms_ratios_and_zeros_of_the_parts(tmp_path: Path) -> None:
     grads = {name: p.grad.clone() for name, p in run.learner.root.named_parameters() if p.grad is not None}
     run.diagnostics.before_update()
     run.learner.optimization.step()
-    run.diagnostics.after_update(1, applied=True)
-    line = run.diagnostics.take()
+    line = run.diagnostics.after_update(1, applied=True)
     after = dict(run.learner.root.named_parameters())
     head = [name for name in grads if name.startswith("model.text_head")]
 
@@ -58,18 +50,24 @@ def test_norms_ratios_and_zeros_of_the_parts(tmp_path: Path) -> None:
     assert line["grad_zeros/text_head"] == pytest.approx(zeros)
     assert line["activation_rms/block1"] > 0
     assert line["attention_logit_max/block0"] > 0
-    assert run.diagnostics.take() == {}
     assert run.diagnostics.flops_per_token > 6 * sum(p.numel() for p in run.learner.root.model.blocks.parameters()) / 4
 
 
-def test_statistics_of_a_gradient() -> None:
-    layer = torch.nn.Linear(3, 2)
-    layer.weight.grad = torch.tensor([[0.0, 2.0, -4.0], [0.0, 0.0, math.inf]])
-    found = dict(zip(STATISTICS, gradient_statistics(layer, scale=2.0)["weight"].tolist(), strict=True))
-    assert (found["zeros"], found["nonfinite"], found["largest"]) == (0.5, pytest.approx(1 / 6), math.inf)
-    layer.weight.grad = torch.tensor([[0.0, 2.0, -4.0], [0.0, 0.0, 6.0]])
-    found = dict(zip(STATISTICS, gradient_statistics(layer, scale=2.0)["weight"].tolist(), strict=True))
-    values = layer.weight.grad / 2
-    assert found["mean"] == pytest.approx(float(values.mean()))
-    assert found["std"] == pytest.approx(float(values.std(correction=0)))
-    assert (found["norm"], found["largest"]) == (pytest.approx(float(values.norm())), 3)
+def test_a_part_without_gradients_is_named_once_until_they_return(tmp_path: Path) -> None:
+    run = task.built(task.spec(diagnose_every=1, max_steps=8), tmp_path)
+    parts = {"step": 0, "dead": set(range(1, 6)) | {7, 8}}
+    read = run.diagnostics.before_update
+
+    def before_update() -> None:
+        parts["step"] += 1
+        for name, p in run.learner.root.named_parameters():
+            if p.grad is not None and name.startswith("model.text_head") and parts["step"] in parts["dead"]:
+                p.grad.zero_()
+        read()
+
+    run.diagnostics.before_update = before_update  # type: ignore[method-assign]
+    loop.train(run)
+    (event,) = run.tracker.of("alert")
+    assert (event["step"], event["name"]) == (ZERO_DIAGNOSES, "zero_gradients_of_parts")
+    assert "text_head" in event["reason"]
+    assert "block" not in event["reason"]

@@ -1,7 +1,6 @@
 """Rates, the remaining time and the limit of minutes, on a clock that the test moves."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.training import task
@@ -24,24 +23,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_the_estimate_is_that_of_ordinary_steps(clock: Clock, tmp_path: Path) -> None:
+def test_the_remaining_time_is_that_of_ordinary_steps(clock: Clock, tmp_path: Path) -> None:
     """Steps take 2 ms for each padded token, except for some that also compile, validate or save."""
     run = task.built(task.spec(max_steps=400), tmp_path)
-    found: Any = None
     measured = Throughput(run.loader, run.learner.state, run.config)
+    assert "seconds_left" not in measured.line(0.1, flops_per_token=0)
     for number, planned in enumerate(run.loader.plan.first(60)):
         padded = len(planned.examples) * planned.length
         clock.now += 0.002 * padded + (5.0 if number % 7 == 0 else 0.0)
         run.learner.state.drawn(planned)
         measured.stepped(planned)
-        if found is None and (found := measured.estimate()) is not None:
-            assert number >= 5
-            batches = run.loader.plan.epoch(0)
-            mean = sum(len(examples) * length for examples, length in batches) / len(batches)
-            assert found["seconds_per_step"] == pytest.approx(0.002 * mean, rel=1e-3)
-            assert found["seconds_left"] == pytest.approx((400 - number - 1) * 0.002 * mean, rel=1e-3)
-    assert found is not None
-    assert measured.estimate() is None, "once"
+    batches = run.loader.plan.epoch(0)
+    mean = sum(len(examples) * length for examples, length in batches) / len(batches)
+    left = measured.line(0.1, flops_per_token=0)["seconds_left"]
+    assert left == pytest.approx((400 - 60) * 0.002 * mean, rel=1e-3)
 
 
 def test_a_line_counts_what_happened_since_the_last_one(clock: Clock, tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 from tests.training import task
 
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training import loop
-from mm_ldlm.training.validation import Subset, Validation
+from mm_ldlm.training.validation import Validation
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES.known)
@@ -55,12 +55,21 @@ def test_the_batch_size_of_the_validation_changes_only_the_noise_of_its_batches(
     assert run.validate(2)["loss"] == pytest.approx(whole(2)["loss"], rel=1e-5)
 
 
-def test_a_subset_is_a_fixed_part_of_the_examples() -> None:
-    source = task.Examples(task.SHAPE, task.Example(), 40)
-    first, again, other = Subset(source, 10, seed=1), Subset(source, 10, seed=1), Subset(source, 10, seed=2)
-    assert first.examples.tolist() == again.examples.tolist() != other.examples.tolist()
-    assert len(set(first.examples.tolist())) == 10
-    rows = torch.arange(10).numpy()
-    assert (first.field("latents", rows) == source.field("latents", first.examples)).all()
-    assert (first.tokens(rows, length=12) == source.tokens(first.examples, length=12)).all()
-    assert len(Subset(source, 1000, seed=0).examples) == 40
+def test_it_reads_a_fixed_part_of_the_examples(tmp_path: Path) -> None:
+    parts = []
+    for name, count in (("first", 10), ("again", 10), ("all", 1000)):
+        run = task.built(task.spec(validate_every=1, validation_examples=count), tmp_path / name)
+        assert isinstance(run.validate, Validation)
+        parts.append(run.validate.examples.tolist())
+        read = run.validate.loader.make
+        seen: list[int] = []
+
+        def make(planned: Any, read: Any = read, seen: list[int] = seen) -> Any:
+            seen.extend(planned.examples.tolist())
+            return read(planned)
+
+        run.validate.loader.make = make  # type: ignore[method-assign]
+        run.validate(0)
+        assert sorted(seen) == parts[-1]
+    assert parts[0] == parts[1] != parts[2] == list(range(48))
+    assert len(set(parts[0])) == 10

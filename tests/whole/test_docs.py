@@ -108,12 +108,10 @@ def test_pitfall_23_measured_figures_name_the_command_that_gives_them() -> None:
 def test_documented_python_runs(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python blocks of a page run one after the other, on the run of `--env=test` in place of the run of base.
 
-    Pages of the families need runs of their own models, as does the block about images; the gradients of parameters
-    are written only where they are asked for.
+    Pages of the families need runs of their own models, as does the block about images.
     """
     (tmp_path / "data").symlink_to(finished / "data" / "test")
     pairs = [f"A man plays song {i}.,A man plays a song.,{i % 6}.0" for i in range(12)]
-    (tmp_path / "gradients.jsonl").write_text('{"step": 1, "parameters": {"a": {"norm": 2.0}, "b": {"norm": 1.0}}}')
     (tmp_path / "stsb-en-dev.csv").write_text("\n".join(pairs) + "\n")
     bootstrap_project(finished)
     catalog = KedroSession.create(finished, env="test").load_context().catalog

@@ -95,7 +95,7 @@ class ProjectHooks:
     def _check_machine(self, pipeline: Pipeline, typed: Mapping[str, Any]) -> None:
         from mm_ldlm.data.features import from_encoder
         from mm_ldlm.distributed.launch import check_number, with_environment
-        from mm_ldlm.training.resuming import refuse_missing_origin
+        from mm_ldlm.training.initial import refuse_missing_origin
 
         read = {name.removeprefix("params:") for name in pipeline.inputs()}
         launches = any("training_spec" in node.inputs for node in pipeline.nodes)

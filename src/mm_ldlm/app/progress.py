@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core import about, duration, reason_of, show
+from mm_ldlm.core import duration, reason_of, show
 from mm_ldlm.training.jsonl import follow, number
 from mm_ldlm.training.session import LOG
 
@@ -106,7 +106,6 @@ class ProgressSink:
         event = line["event"]
         words = {
             "start": f"continuing from checkpoint {line['resumed_from']}" if line.get("resumed_from") else "",
-            "estimate": estimate(line) if event == "estimate" else "",
             "preview": sentence(line) if event == "preview" else "",
         }.get(event, "")
         if words or event in _SHOWN:
@@ -132,15 +131,6 @@ def progress_line(line: dict[str, Any], *, max_steps: int, smoothed: float | Non
         f"lr {shown(line.get('lr'), '.2e')} · grad {shown(line.get('grad_norm'), '.3f')} · "
         f"{shown(line.get('tokens_per_second'), ',.0f')} tokens/s · {'–' if left is None else duration(left)} left · "
         f"{shown(line.get('skipped'), '.0f')} skipped"
-    )
-
-
-def estimate(line: dict[str, Any]) -> str:
-    """Format the event `estimate`: how long the training takes, until when, and what this was measured on."""
-    until = time.strftime("%H:%M", time.localtime(line["time"] + line["seconds_left"]))
-    return (
-        f"the training takes {about(line['seconds_left'])} more on this machine, until about {until} "
-        f"({line['seconds_per_step']:.3g} s a step, measured over {line['measured_steps']} steps)"
     )
 
 

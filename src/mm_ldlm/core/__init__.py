@@ -24,7 +24,7 @@ from mm_ldlm.core.errors import (
     purposeful,
 )
 from mm_ldlm.core.kinds import CONTRIBUTORS, Kinds, Registry, contributed, import_object, registered
-from mm_ldlm.core.messages import about, duration, escape, nearest, reason_of, shorten, show, summarise
+from mm_ldlm.core.messages import duration, escape, nearest, reason_of, shorten, show, summarise
 from mm_ldlm.core.typed import (
     AutoDevice,
     Bytes,
@@ -99,7 +99,6 @@ __all__ = [
     "WorkerFailed",
     "Workers",
     "WorkersOrNone",
-    "about",
     "bounded",
     "check",
     "checked",

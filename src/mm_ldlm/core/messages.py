@@ -9,7 +9,7 @@ from typing import Any
 from mm_ldlm.core.credentials import mask, mask_values
 from mm_ldlm.core.errors import LONGEST, MMLDLMError, shorten
 
-__all__ = ["about", "duration", "escape", "nearest", "reason_of", "shorten", "show", "summarise"]
+__all__ = ["duration", "escape", "nearest", "reason_of", "shorten", "show", "summarise"]
 
 
 def escape(text: str) -> str:
@@ -58,14 +58,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def about(seconds: float) -> str:
-    """Format an estimate of seconds, rounded: "about 40 s", "about 7 min", "about 2 h 05 min"."""
-    if seconds < 90:
-        return f"about {max(5, round(seconds / 5) * 5)} s"
-    minutes = round(seconds / 60)
-    return f"about {minutes} min" if minutes < 90 else f"about {duration(60 * minutes)}"
 
 
 def nearest(name: Any, known: Iterable[str], *, cutoff: float = 0.6) -> str:

@@ -2,6 +2,6 @@
 
 This room contains the environment variables (`environment`), the process group (`process`), collective operations
 (`collectives`), wrapping of modules for many devices (`parallel`), the exchange of gradients on one host
-(`shared_memory`), the launcher of worker processes (`launch`), their logs (`logs`) and failure records (`failure`).
+(`shared_memory`), the launcher of worker processes (`launch`) and their failure records (`failure`).
 Nothing here depends on what is being trained.
 """

@@ -7,7 +7,6 @@ imported would be an orphan.
 """
 
 import ctypes
-import fcntl
 import os
 import runpy
 import signal
@@ -31,15 +30,7 @@ def die_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def append_output() -> None:
-    """Append to the files of the output, so that the launcher can empty them while this process writes."""
-    for stream in (sys.stdout, sys.stderr):
-        flags = fcntl.fcntl(stream.fileno(), fcntl.F_GETFL)
-        fcntl.fcntl(stream.fileno(), fcntl.F_SETFL, flags | os.O_APPEND)
-
-
 if __name__ == "__main__":
     die_with_parent(int(os.environ[LAUNCHER]))
-    append_output()
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -19,7 +20,7 @@ from typing import Any
 
 import mm_ldlm
 from mm_ldlm.core import ConfigurationError, Duration, NonNegativeInt, PositiveInt, WorkerFailed, Workers, config
-from mm_ldlm.distributed import entry, environment, failure, logs
+from mm_ldlm.distributed import entry, environment, failure
 
 _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -38,7 +39,6 @@ class HostsConfig:
         max_restarts: number of restarts of all workers after one was lost; they continue from what was saved.
         join_timeout: seconds to wait for the other hosts.
         keep_logs: number of launches whose logs are kept on each host.
-        log_megabytes: largest log of a rank in 10⁶ bytes; only the last half of what exceeds it is kept.
         monitor_interval: seconds between two checks of the workers.
     """
 
@@ -49,7 +49,6 @@ class HostsConfig:
     max_restarts: NonNegativeInt = 0
     join_timeout: PositiveInt = 300
     keep_logs: PositiveInt = 3
-    log_megabytes: PositiveInt = 64
     monitor_interval: Duration = 0.2
 
 
@@ -138,7 +137,7 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
         logging.getLogger(name).setLevel(logging.CRITICAL)
     check_hosts(config)
     log_directory.mkdir(parents=True, exist_ok=True)
-    logs.remove_old(log_directory, keep=config.keep_logs - 1)
+    _remove_old_logs(log_directory, keep=config.keep_logs - 1)
     started = time.time()
     alone = config.nodes == 1 or config.rendezvous is None
     endpoint = "localhost:0" if alone else str(config.rendezvous)  # port 0: a free one
@@ -164,7 +163,6 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
         with (
             _environment_of_workers(environment.interface_of(address) if address else None),
             _restored_signal_handlers(),
-            logs.bounded(log_directory, largest=config.log_megabytes * 10**6),
         ):
             elastic_launch(elastic, sys.executable)("-u", "-m", entry.__name__, module, *arguments)
     except ChildFailedError as error:
@@ -182,6 +180,13 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
             f"{str(error).strip() or 'no details'}). "
             "Start the same command on every host, and check MASTER_ADDR, MASTER_PORT and that the port is open."
         ) from None
+
+
+def _remove_old_logs(directory: Path, *, keep: int) -> None:
+    """Remove the folders of all but the newest `keep` launches."""
+    launches = {path.parent for path in directory.glob("*/attempt_*")}
+    for folder in sorted(launches, key=lambda path: path.stat().st_mtime_ns, reverse=True)[keep:]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

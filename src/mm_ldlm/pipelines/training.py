@@ -28,7 +28,7 @@ def plan_training(
     seed: int,
 ) -> dict[str, Any]:
     """Make the spec: parameters and fingerprints in one JSON document, the only one that a worker reads."""
-    from mm_ldlm.training.plan import plan
+    from mm_ldlm.training.spec import plan
 
     return plan(
         dataset, runs=runs, model=model, objective=objective, training=training, encoder=encoder, seed=seed

@@ -15,7 +15,6 @@ from mm_ldlm.distributed.process import Process
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.freezing import freeze
 from mm_ldlm.objectives.root import TrainableRoot, build_root
-from mm_ldlm.training.alerts import Alerts
 from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.data import Data, token_counts
@@ -46,7 +45,7 @@ def build(spec: TrainingSpec, *, root: Path, data: Data, process: Process, track
     config = dataclasses.replace(spec.training, precision=resolve(spec.training.precision, process))
     spec = dataclasses.replace(spec, training=config)
     compiled = config.precision.compile
-    seed_everything(step_seed(spec.seed, 0, f"global/{process.rank}"))
+    seed_everything(spec.seed, 0, rank=process.rank)
     torch.backends.cuda.matmul.allow_tf32 = config.precision.tf32
     torch.backends.cudnn.allow_tf32 = config.precision.tf32
     torch.autograd.set_detect_anomaly(config.precision.detect_anomaly)
@@ -80,9 +79,8 @@ def build(spec: TrainingSpec, *, root: Path, data: Data, process: Process, track
         loader=loader,
         checkpointer=Checkpointer(learner, spec, process, tracker, run=directory, folders=data.folders),
         tracker=tracker,
-        diagnostics=Diagnostics(learner, config, process, directory=directory),
+        diagnostics=Diagnostics(learner, config, process, tracker),
         throughput=Throughput(loader, learner.state, config),
-        alerts=Alerts(tracker),
         validate=Validation(data.validation, learner, spec, process)
         if config.validate_every and data.validation is not None
         else None,

@@ -15,11 +15,10 @@ from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, latest
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.state import random_states, restore_random_states
 
 
 class Checkpointer:
-    """Saves and restores the learner of a run, with the random states of the ranks.
+    """Saves and restores the learner of a run.
 
     Attributes:
         directory: folder of the checkpoints.
@@ -72,12 +71,10 @@ class Checkpointer:
         """
         self._last_time = time.monotonic()
         tensors, non_finite = self.learner.snapshot(keep=self.process.is_main)
-        gathered = collectives.gather((random_states(self.process.device), non_finite))
-        if found := next((names for _, names in gathered if names), None):  # all ranks decide together
+        if found := next((names for names in collectives.gather(non_finite) if names), None):  # all ranks decide
             return found
         best = self._is_best(line)
         if self.process.is_main:
-            tensors |= {f"rng_state_rank{rank}.safetensors": states for rank, (states, _) in enumerate(gathered)}
             metrics = {name: value for name, value in line.items() if value == value and abs(value) != float("inf")}
             state = {**self.learner.numbers(), "identity": self.identity, "session": self.session, "metrics": metrics}
             documents = {"training_state.json": state, "optimizer.json": self.learner.optimization.describe()}
@@ -125,18 +122,30 @@ class Checkpointer:
 
     # -- restore ----------------------------------------------------------------------------------------------------
 
-    def restore(self, path: Path | None = None) -> int:
-        """Load a checkpoint (by default the newest of the run) on every rank; return its step.
+    def resume(self, origin: str, root: Path) -> str | None:
+        """Restore the newest checkpoint of the run, else that of `training.resume`; return its name, None for none.
+
+        `never` counts only before a rank was lost. An incomplete checkpoint is refused, not passed over.
+        """
+        if origin == "never" and self.process.rank_info.attempt == 0:
+            return None
+        path = latest(self.directory)
+        if path is None and origin not in ("auto", "never"):
+            path = folder.find(root / origin)
+        if path is None:
+            return None
+        self.restore(path)
+        return path.name
+
+    def restore(self, path: Path) -> int:
+        """Load a checkpoint on every rank; return its step.
 
         Raises:
-            CheckpointError: there is no checkpoint, it is damaged, it belongs to another model, tokenizer, normaliser
-                or encoder, or its contents are not finite.
+            CheckpointError: it is damaged, it belongs to another model, tokenizer, normaliser or encoder, or its
+                contents are not finite.
         """
         self.wait()
         collectives.barrier()  # rank 0 may just have finished writing
-        path = path or latest(self.directory)
-        if path is None:
-            raise CheckpointError(f"{self.directory}: expected a checkpoint to restore, found none.")
         folder.check(path)
         document = folder.document(path, "training_state.json")
         refuse_other(
@@ -145,9 +154,6 @@ class Checkpointer:
         )  # fmt: skip
         tensors = {name: folder.tensors(path, name) for name in self.learner.tensors()}
         self.learner.load(tensors, document, path)
-        states = path / f"rng_state_rank{self.process.rank}.safetensors"
-        if states.is_file():
-            restore_random_states(folder.tensors(path, states.name), self.process.device)
         if differing := differences(document.get("session") or {}, self.session):
             self.tracker.event(self.learner.state.step, "resume_differs", fields=differing)
         return self.learner.state.step

@@ -199,8 +199,6 @@ class TrainingConfig:
             replaces max_steps by the number of steps that they allow, so that the learning-rate schedule ends there.
         max_minutes: end the run with a checkpoint after this many minutes of training; null: no limit.
         log_every, diagnose_every, validate_every: intervals in steps; 0 disables the last two.
-        parameter_gradients: at the interval of diagnose_every, also write statistics of the gradient of every
-            parameter to `gradients.jsonl` in the run folder.
         validation_examples: number of examples of the validation split that a validation loss is averaged over.
         validation_batch: examples in a batch of the validation, over all processes; null: batches like those of
             training.
@@ -234,7 +232,6 @@ class TrainingConfig:
     launch: RanksConfig = dataclasses.field(default_factory=RanksConfig)
     log_every: PositiveInt = 10
     diagnose_every: NonNegativeInt = 100
-    parameter_gradients: bool = False
     validate_every: NonNegativeInt = 0
     validation_examples: Rows = 512
     validation_batch: Rows | None = None
@@ -276,12 +273,6 @@ class TrainingConfig:
                     "checkpoint.best_metric",
                     "checkpoint.every_steps",
                 )
-        if self.parameter_gradients and self.diagnose_every == 0:
-            raise InvalidValue(
-                "parameter_gradients is written every diagnose_every steps, which is 0: set diagnose_every",
-                "parameter_gradients",
-                "diagnose_every",
-            )
         if self.init_vocabulary != "same" and self.init_from is None:
             raise InvalidValue(
                 "init_vocabulary is read only with init_from: set init_from, or leave it out", "init_vocabulary"

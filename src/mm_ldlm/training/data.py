@@ -11,15 +11,9 @@ import torch
 
 from mm_ldlm.core import FingerprintError
 from mm_ldlm.data.dataset import Dataset
-from mm_ldlm.data.features import feature_of
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.training.batches import Ints, Source
-from mm_ldlm.training.spec import TrainingSpec
-
-
-def stores_of_fields(fields: Collection[str]) -> tuple[str, ...]:
-    """List the stores that the fields of a batch are read from, each with its normaliser if it has one."""
-    return tuple(store for field in fields for store in (field, feature_of(field).normaliser_folder) if store)
+from mm_ldlm.training.spec import TrainingSpec, stores_of_fields
 
 
 class StoreSource:

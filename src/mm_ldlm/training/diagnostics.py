@@ -2,14 +2,13 @@
 
 All statistics of a step are collected on the device and read once. Names in the log: `grad_norm/PART`,
 `param_norm/PART`, `update_ratio/PART`, `grad_zeros/PART`, `grad_nonfinite/PART`, `attention_logit_max/BLOCK`,
-`activation_rms/BLOCK`. On request the statistics of the gradient of every parameter are appended to `gradients.jsonl`
-in the run folder, one line for each diagnosed step: {"step": …, "parameters": {name: {norm, mean, std, …}}}.
+`activation_rms/BLOCK`.
 """
 
 import contextlib
 import math
 import resource
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,18 +17,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mm_ldlm.distributed.parallel import full
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.models.freezing import FreezingSnapshot
 from mm_ldlm.models.layers import Attention
-from mm_ldlm.models.parts import count_by_part, tagged_parameters
+from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.stepper import Stepper
 
-GRADIENTS = "gradients.jsonl"
-STATISTICS = ("norm", "mean", "std", "largest", "zeros", "nonfinite")
-"""Norm, mean, standard deviation and largest absolute value of the entries; fractions that are 0 and not finite"""
+ZERO_DIAGNOSES = 3
+"""Diagnosed steps in a row in which the gradient of a part was exactly 0; at step 0 that is normal behind gates"""
 
 
 def part_of(name: str, tag: str) -> str:
@@ -57,16 +54,14 @@ class Diagnostics:
             unknown.
     """
 
-    def __init__(self, learner: Learner, config: TrainingConfig, process: Process, *, directory: Path) -> None:
+    def __init__(self, learner: Learner, config: TrainingConfig, process: Process, tracker: Tracker) -> None:
         self.root, self.scaler = learner.root, learner.optimization.scaler
-        self.config, self.process, self.directory = config, process, directory
+        self.config, self.process, self.tracker = config, process, tracker
         self.flops_per_token = 0.0
-        self._line: dict[str, float] = {}
         self._numbers: dict[str, Tensor] = {}
         self._held: list[tuple[str, nn.Parameter, Tensor]] = []
-        self._gradients: dict[str, Tensor] = {}
         self._hooks: list[Any] = []
-        self._freezing: FreezingSnapshot | None = None
+        self._zeros: dict[str, int] = {}
 
     def due(self, step: int) -> bool:
         """Return whether the step after `step` finished ones is diagnosed: every n-th step, and the first."""
@@ -122,13 +117,9 @@ class Diagnostics:
             self._numbers[f"grad_zeros/{part}"] = zeros / sum(g.numel() for g in grads)
             self._numbers[f"grad_nonfinite/{part}"] = torch.stack([(~torch.isfinite(g)).sum() for g in grads]).sum()
             self._held += [(part, p, p.detach().clone()) for p in with_grad]
-        if self.scaler.is_enabled():
-            self._line["fp16_scale"] = scale
-        if self.config.parameter_gradients:
-            self._gradients = gradient_statistics(self.root, scale=scale)
 
-    def after_update(self, step: int, *, applied: bool) -> None:
-        """Collect the update ratios after the optimizer step, then read all statistics at once.
+    def after_update(self, step: int, *, applied: bool) -> dict[str, float]:
+        """Collect the update ratios after the optimizer step, then read all statistics at once and return them.
 
         A part whose weights were all 0 before the step has no ratio.
 
@@ -143,21 +134,29 @@ class Diagnostics:
             self._numbers[f"update_ratio/{part}"] = norm / self._numbers[f"param_norm/{part}"]
         values = torch.stack([full(value).double() for value in self._numbers.values()]).tolist()
         found = zip(self._numbers, values, strict=True)
-        self._line |= {name: x for name, x in found if math.isfinite(x) or not name.startswith("update_ratio/")}
-        if self._gradients and self.process.is_main:
-            with contextlib.closing(Tracker(self.directory / GRADIENTS)) as log:
-                named = {name: dict(zip(STATISTICS, x.tolist(), strict=True)) for name, x in self._gradients.items()}
-                log.metrics(step, {"parameters": named})
-        self._numbers, self._held, self._gradients = {}, [], {}
+        line = {name: x for name, x in found if math.isfinite(x) or not name.startswith("update_ratio/")}
+        self._numbers, self._held = {}, []
+        if self.scaler.is_enabled():
+            line["fp16_scale"] = float(self.scaler.get_scale())
         if self.process.device.type == "cuda":
-            self._line["memory_peak_gib"] = torch.cuda.max_memory_allocated(self.process.device) / 2**30
+            line["memory_peak_gib"] = torch.cuda.max_memory_allocated(self.process.device) / 2**30
         else:
-            self._line["memory_peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-    def take(self) -> dict[str, float]:
-        """Return the numbers of the last diagnosed step, once."""
-        line, self._line = self._line, {}
+            line["memory_peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        self._alert(step, line)
         return line
+
+    def _alert(self, step: int, line: Mapping[str, float]) -> None:
+        """Log an alert when the gradients of a part have been 0 several times in a row: it does not learn."""
+        zero = [
+            name.removeprefix("grad_zeros/") for name, value in line.items() if "grad_zeros/" in name and value == 1
+        ]
+        self._zeros = {part: self._zeros.get(part, 0) + 1 for part in zero}
+        if dead := sorted(part for part, count in self._zeros.items() if count == ZERO_DIAGNOSES):
+            reason = (
+                f"the gradients of {', '.join(dead)} were exactly 0 in {ZERO_DIAGNOSES} diagnosed steps in a row: "
+                "nothing in the loss depends on these parts, or every gradient underflowed"
+            )
+            self.tracker.event(step, "alert", name="zero_gradients_of_parts", reason=reason)
 
     def _attention(self, name: str) -> Any:
         block = name.removeprefix("model.").removesuffix(".attention").replace("blocks.", "block")
@@ -183,41 +182,6 @@ class Diagnostics:
 
     def _note(self, key: str, value: Tensor) -> None:
         self._numbers[key] = torch.maximum(self._numbers.get(key, value), value)
-
-    # -- freezing ---------------------------------------------------------------------------------------------------
-
-    def watch_freezing(self) -> dict[str, Any]:
-        """Take a snapshot of the frozen weights; return the numbers of trained parameters for the log."""
-        self._freezing = FreezingSnapshot(self.root)
-        parameters, of_model = (sum(p.numel() for p in m.parameters()) for m in (self.root, self.root.model))
-        own = {"objective_parameters": parameters - of_model} if parameters > of_model else {}
-        return {"parameters": parameters, **own, "parts": count_by_part(self.root)}
-
-    def verify_freezing(self) -> None:
-        """Check at a checkpoint that no frozen parameter has moved.
-
-        Raises:
-            FreezingError: a frozen parameter has moved.
-        """
-        if self._freezing is not None:
-            self._freezing.verify(self.root)
-
-
-def gradient_statistics(module: nn.Module, *, scale: float) -> dict[str, Tensor]:
-    """Compute `STATISTICS` (6,) float64 of the gradient of every parameter that has one. Every rank must call this.
-
-    Args:
-        scale: divisor of the gradients, the loss scale of fp16.
-    """
-    found = {}
-    for name, parameter in module.named_parameters():
-        if parameter.grad is not None:
-            grad = full(parameter.grad.detach()).double() / scale
-            found[name] = torch.stack(
-                [grad.norm(), grad.mean(), grad.std(correction=0), grad.abs().amax(), (grad == 0).double().mean(),
-                 (~torch.isfinite(grad)).double().mean()]
-            )  # fmt: skip
-    return found
 
 
 def _local(value: Any) -> Tensor:

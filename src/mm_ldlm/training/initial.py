@@ -16,12 +16,13 @@ from typing import Any, Protocol
 import torch
 from torch import Size, Tensor
 
-from mm_ldlm.core import CheckpointError, ConfigurationError, Registry, parse, to_dict
+from mm_ldlm.core import CheckpointError, ConfigurationError, Registry, nearest, parse, show, to_dict
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.weights import load_tensors, persistent_buffers, refuse_non_finite
+from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.spec import TrainingSpec
 
@@ -70,6 +71,28 @@ def weights_of(path: Path, *, options: Mapping[str, Any]) -> Weights | None:
 def _reader(path: Path) -> type[Weights] | None:
     readers = (WEIGHTS.load(name) for name in WEIGHTS)
     return next((reader for reader in readers if reader.recognises(path)), None)
+
+
+def refuse_missing_origin(training: TrainingConfig, model: Any, *, runs: Path) -> None:
+    """Refuse a `training.resume` or `training.init_from` that names no checkpoint, before the first node of a run.
+
+    Raises:
+        ConfigurationError: there is none; the message names the nearest folder.
+        CheckpointError: it is not complete, or belongs to another model.
+    """
+    for key, named in (("resume", training.resume), ("init_from", training.init_from)):
+        if named in ("auto", "never", None):
+            continue
+        path = runs / named
+        if key == "init_from" and weights_of(path, options=to_dict(model)):
+            continue
+        if not path.is_dir():
+            near = nearest(path.name, sorted(entry.name for entry in path.parent.glob("*")))
+            raise ConfigurationError(
+                f"parameter 'training.{key}': expected the folder of a run or a checkpoint, found none at "
+                f"{show(named)} (relative to {runs}).{near} Correct the name, or set an absolute path."
+            )
+        folder.find(path)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """The log of a run: one JSON object per line, appended and flushed, so that other processes can follow it.
 
 Lines with the key "event" are events; all others are metrics. After a resume or a rollback, steps repeat: the last line
-of a step is valid, and lines after the step that a run went back to are not (`read_metrics`). JSON has no NaN:
-non-finite numbers are written as "nan", "inf" and "-inf".
+of a step is valid (`read_metrics`). JSON has no NaN: non-finite numbers are written as "nan", "inf" and "-inf".
 """
 
 import json
@@ -70,16 +69,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the metric lines in the order of steps; of repeated steps the last line is kept.
-
-    Lines of steps that a run left behind when it went back to an earlier checkpoint are left out.
-    """
-    found: dict[int, dict[str, Any]] = {}
-    for line in read_lines(path):
-        if "event" not in line:
-            found[line["step"]] = line
-        elif line["event"] == "went_back":
-            found = {step: kept for step, kept in found.items() if step <= line["step"]}
+    """Read the metric lines in the order of steps; of repeated steps the last line is kept."""
+    found = {line["step"]: line for line in read_lines(path) if "event" not in line}
     return [found[step] for step in sorted(found)]
 
 

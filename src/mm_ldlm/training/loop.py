@@ -6,14 +6,16 @@ guard's decision, the same on all ranks → update, or none. Everything else hap
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from mm_ldlm.core import TrainingDiverged
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.training.alerts import Alerts
+from mm_ldlm.models.freezing import FreezingSnapshot
+from mm_ldlm.models.parts import count_by_part
+from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.batches import Loader, Planned
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.checkpoints.reference import latest
@@ -48,7 +50,6 @@ class Run:
     tracker: Tracker
     diagnostics: Diagnostics
     throughput: Throughput
-    alerts: Alerts
     validate: Callable[[int], dict[str, float]] | None = None
     """step → validation losses"""
     preview: Preview | None = None
@@ -67,7 +68,8 @@ def train(run: Run) -> Ending:
     state, optimization = learner.state, learner.optimization
     averages, diagnosis, ended_early = Averages(), "", ""
     run.stepper.parallel.module.train()
-    run.tracker.event(state.step, "trains", **run.diagnostics.watch_freezing())
+    frozen = FreezingSnapshot(learner.root)
+    run.tracker.event(state.step, "trains", **trained(learner.root))
     batches = run.loader.from_(state.epoch, state.batch_in_epoch)
     try:
         while state.step < config.steps and not ended_early:
@@ -98,7 +100,6 @@ def train(run: Run) -> Ending:
                 state.ema_updates += 1
                 averages.add(kind, found.loss, found.losses)
                 throughput.applied(found.grad_norm, clipped)
-                run.alerts.stepped(state.step, kind=kind, loss=found.loss, grad_norm=found.grad_norm)
                 if warning := run.stepper.objective.observe(found.losses, step=state.step):
                     run.tracker.event(state.step, "objective_warning", reason=warning)
                 if verdict.spike:
@@ -109,8 +110,9 @@ def train(run: Run) -> Ending:
                     run.stepper, optimization, micros, kind=kind, step=state.step, draw=state.draw,
                     reason=verdict.reason, directory=run.checkpointer.directory.parent, tracker=run.tracker,
                 )  # fmt: skip
+            measured: dict[str, float] = {}
             if detailed:
-                run.diagnostics.after_update(state.step + 1, applied=verdict.action == "apply")
+                measured = run.diagnostics.after_update(state.step + 1, applied=verdict.action == "apply")
             optimization.finish()
 
             # -- count -------------------------------------------------------------------------------------------------
@@ -131,17 +133,13 @@ def train(run: Run) -> Ending:
             if run.validate is not None and (done or state.step % config.validate_every == 0):
                 line = {f"validation/{name}": value for name, value in run.validate(state.step).items()}
             if line or done or detailed or state.step % config.log_every == 0:
-                line |= averages.take() | throughput.line(lr, flops_per_token=run.diagnostics.flops_per_token)
-                if detailed:
-                    line |= run.diagnostics.take()
-                    run.alerts.diagnosed(state.step, line)
+                rates = throughput.line(lr, flops_per_token=run.diagnostics.flops_per_token)
+                line |= averages.take() | rates | measured
                 where = {"epoch": planned.epoch, "batch_in_epoch": planned.index, "mode": kind}
                 run.tracker.metrics(state.step, {**where, **line})
-            if estimate := throughput.estimate():
-                run.tracker.event(state.step, "estimate", **estimate)
             if done or ended_early or run.checkpointer.due(state.step, found.minutes):
                 throughput.count_seconds()
-                run.diagnostics.verify_freezing()
+                frozen.verify(learner.root)
                 if bad := run.checkpointer.save(line):
                     reason = f"after the update {len(bad)} tensors are not finite, the first of them {bad[0]}"
                     roll_back(run, learner.guard.give_up(reason, non_finite=True), diagnosis)
@@ -158,6 +156,13 @@ def train(run: Run) -> Ending:
     if run.checkpointer.failed is not None:
         raise run.checkpointer.failed
     return "stopped" if ended_early == "stop requested" and state.step < config.steps else "finished"
+
+
+def trained(root: TrainableRoot) -> dict[str, Any]:
+    """Count the parameters of the run, of the objective if it has own ones, and those of each part."""
+    parameters, of_model = (sum(p.numel() for p in module.parameters()) for module in (root, root.model))
+    own = {"objective_parameters": parameters - of_model} if parameters > of_model else {}
+    return {"parameters": parameters, **own, "parts": count_by_part(root)}
 
 
 # -- one step ----------------------------------------------------------------------------------------------------------

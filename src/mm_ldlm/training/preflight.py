@@ -119,38 +119,26 @@ def batches(run: Run) -> Check:
 
 
 def dry_step(run: Run) -> Check:
-    """Run one forward and backward pass at the largest shape, without an update; else find the size that fits."""
-    plan, world, fill = run.loader.plan, run.process.world, run.config.precision.compile
-    largest, length = max(plan.shapes(), key=lambda shape: (shape[0] * shape[1], shape[1]))
-    largest = size = largest if fill else min(largest, len(plan.lengths))  # no batch has more examples than there are
-    while size >= world:
-        try:
-            _passes(run, size, length)
-            break
-        except torch.OutOfMemoryError:
-            run.learner.optimization.drop_gradients()
-            torch.cuda.empty_cache()
-            size //= 2
-    if size == largest:
-        return Check("dry step", f"{size} examples × {length} tokens over all ranks fit")
-    remedy = (
-        f"{size} examples × {length} tokens fit: set training.batch.accumulation to "
-        f"{plan.config.accumulation * -(-largest // size)}, or batch.tokens to {size * length}"
-        if size >= world
-        else "not even one example per rank fits: set model.gradient_checkpointing, training.parallel=fsdp, or a "
-        "smaller model"
-    )
-    return Check("dry step", f"out of memory at {largest} examples × {length} tokens", remedy)
-
-
-def _passes(run: Run, size: int, length: int) -> None:
-    lengths, stepper = run.loader.plan.lengths, run.stepper
-    rows = np.resize(np.arange(len(lengths)), size)
-    rows = np.where(lengths[rows] <= length, rows, int(np.argmin(lengths)))
-    micro = run.loader.make(Planned(0, 0, rows, length, size, int(lengths[rows].sum())))[0]
-    batch = micro.to(run.process.device)
-    for kind in stepper.objective.kinds:
-        stepper.parallel.gradients(stepper.total(batch, kind=kind, draw=0, step=0))
+    """Run one forward and backward pass of each kind of step at the largest shape, without an update."""
+    plan, stepper = run.loader.plan, run.stepper
+    size, length = max(plan.shapes(), key=lambda shape: (shape[0] * shape[1], shape[1]))
+    if not run.config.precision.compile:  # no batch has more examples than there are
+        size = min(size, len(plan.lengths))
+    rows = np.resize(np.arange(len(plan.lengths)), size)
+    rows = np.where(plan.lengths[rows] <= length, rows, int(np.argmin(plan.lengths)))
+    found = f"{size} examples × {length} tokens over all ranks"
+    try:
+        micro = run.loader.make(Planned(0, 0, rows, length, size, int(plan.lengths[rows].sum())))[0]
+        batch = micro.to(run.process.device)
+        for kind in stepper.objective.kinds:
+            stepper.parallel.gradients(stepper.total(batch, kind=kind, draw=0, step=0))
+    except torch.OutOfMemoryError:
+        remedy = (
+            f"raise training.batch.accumulation ({plan.config.accumulation}) or lower the size of the batch; set "
+            "model.gradient_checkpointing or training.parallel=fsdp, or use a smaller model"
+        )
+        return Check("dry step", f"out of memory at {found}", remedy)
+    return Check("dry step", f"{found} fit")
 
 
 def _agreed(checks: list[Check]) -> list[Check]:

@@ -15,7 +15,6 @@ from mm_ldlm.core.locks import holder, take
 from mm_ldlm.distributed.environment import host_name
 from mm_ldlm.distributed.launch import launch, with_environment
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, latest
-from mm_ldlm.training.resuming import back_to
 from mm_ldlm.training.spec import TrainingSpec
 
 log = logging.getLogger(__name__)
@@ -34,8 +33,8 @@ def run_session(document: dict[str, Any], runs: Path) -> dict[str, Any]:
         TrainingDiverged: the guard stopped training.
     """
     spec = TrainingSpec.from_dict(document)
-    directory, resume = runs / spec.name, spec.training.resume
-    if read_status(directory).status == "finished" and resume != "never" and back_to(spec, runs) is None:
+    directory = runs / spec.name
+    if read_status(directory).status == "finished" and spec.training.resume != "never":
         log.info("run %s is already finished: nothing to train", spec.name)
         return reference(spec, runs)
     config = with_environment(spec.training.launch)

@@ -1,21 +1,35 @@
 """Training spec: one JSON file with everything that a worker needs, planned by the pipeline and read by every rank.
 
+`plan` makes it of typed parameters and the validated dataset.
+
 Its paths are relative to the folder that contains it (the folder of all runs), so that it can be moved with its data.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core import ConfigurationError, parse, parse_kind, to_dict
+import torch
+
+from mm_ldlm.core import ConfigurationError, StoreError, parse, parse_kind, to_dict
 from mm_ldlm.core.files import InputFile
+from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.features import feature_of
 from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.distributed.launch import with_environment
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.training.batches import BatchPlan
+from mm_ldlm.training.checkpoints.reference import CHECKPOINTS
 from mm_ldlm.training.config import TrainingConfig
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 3
 # Parameters that two sessions of one run may set differently, and those that the plan resolves into others: epochs and
@@ -23,7 +37,7 @@ FORMAT_VERSION = 3
 _FREE = frozenset(
     {"launch", "resume", "run_name", "log_every", "diagnose_every", "preflight", "threads",
      "collective_timeout_minutes", "device", "checkpoint", "max_minutes", "max_tokens", "epochs", "parallel", "seed",
-     "parameter_gradients", "show_every_seconds"}
+     "show_every_seconds"}
 )  # fmt: skip
 
 
@@ -99,3 +113,92 @@ class TrainingSpec:
         """Read the file of a spec."""
         remedy = "Write it by `kedro run --to-nodes=plan_training`."
         return cls.from_dict(InputFile(path, error=ConfigurationError, remedy=remedy).json(dict))
+
+
+# -- planning ---------------------------------------------------------------------------------------------------------
+
+
+def stores_of_fields(fields: Collection[str]) -> tuple[str, ...]:
+    """List the stores that the fields of a batch are read from, each with its normaliser if it has one."""
+    return tuple(store for field in fields for store in (field, feature_of(field).normaliser_folder) if store)
+
+
+def plan(
+    dataset: Dataset, *, runs: Path, model: Any, objective: Any, training: TrainingConfig, encoder: Any, seed: int
+) -> TrainingSpec:
+    """Make the spec of typed parameters and the validated dataset, with paths relative to `runs`.
+
+    Raises:
+        ConfigurationError: model, objective, labels and data do not fit together, or the run has the name of a file.
+        StoreError: the dataset lacks a store that the objective or the model reads.
+    """
+    objective.capabilities(model)  # refuses a model that the objective cannot train
+    stores = ("index", "tokens", *stores_of_fields(objective.fields), *model.stores, *objective.stores)
+    for name in stores:
+        dataset.require(name)
+    for name in (*objective.fields, *objective.stores):
+        feature_of(name).refuse_other(dataset.require(name), objective=objective)
+    own = {name: torch.from_numpy(dataset.values(name)) for name in objective.stores}
+    shape = dataclasses.replace(dataset.shape, noise_ids=objective.noise_ids(dataset.shape, **own))
+    named = {*stores, "tokenizer", *(("encoder",) if "latents" in stores else ())}
+    seed = seed if training.seed is None else training.seed
+    spec = TrainingSpec(
+        seed=seed,
+        dataset=Path(os.path.relpath(dataset.directory.resolve(), runs.resolve())).as_posix(),
+        fingerprints={name: value for name, value in dataset.fingerprints.items() if name in named},
+        shape=shape,
+        model=model,
+        objective=objective,
+        training=_resolved(training, dataset, seed=seed),
+        encoder=to_dict(encoder) if "latents" in stores else {},
+    )
+    if (runs / spec.name).is_file():
+        raise ConfigurationError(
+            f"parameter 'training.run_name': expected the name of a folder in {runs}, found {spec.name!r}, which is a "
+            "file there. Choose another name, or remove the file."
+        )
+    if (runs / training.resume).resolve().parent == (runs / spec.name / CHECKPOINTS).resolve():
+        raise ConfigurationError(
+            f"parameter 'training.resume': expected another run, found a checkpoint of the run {spec.name} itself, "
+            "which continues from its newest one. To start from an earlier one, set training.run_name to a new name."
+        )
+    return spec
+
+
+def _resolved(training: TrainingConfig, dataset: Dataset, *, seed: int) -> TrainingConfig:
+    """Replace the size of the batch by that of the global batch, and `max_steps` by the steps that all limits allow.
+
+    The size per device is multiplied by the processes of all hosts, which the variables of the launcher count. The
+    batches of a run are a function of its seed and its data, so the number of steps is exact, whatever the number of
+    processes and resumes, and the schedule ends with the run. After a roll-back the data continue with other batches,
+    of slightly other sizes.
+    """
+    lengths = dataset.lengths("train")
+    if not len(lengths):
+        raise StoreError(
+            f"{dataset.directory}: expected examples of split 'train', found none. Check ingestion.splits."
+        )
+    if training.validate_every and not len(dataset.rows("validation")):
+        raise ConfigurationError(
+            f"parameter 'training.validate_every' is {training.validate_every}, but the split 'validation' has no "
+            "examples. Add texts, hold out more of them (`--params ingestion.splits.validation=0.1,"
+            "ingestion.splits.test=0.1`), or set training.validate_every to 0."
+        )
+    launch = with_environment(training.launch)
+    batch = training.batch.of_processes(launch.processes * launch.nodes)
+    batches = BatchPlan(lengths, batch, seed=seed, max_length=dataset.tokenizer.max_length)
+    steps = {} if training.max_steps is None else {"max_steps": training.max_steps}
+    if training.epochs is not None:
+        steps["epochs"] = training.epochs * len(batches.epoch(0))
+    if training.max_tokens is not None:
+        steps["max_tokens"] = batches.steps_until(training.max_tokens)
+    first = min(steps, key=lambda name: steps[name])
+    cut = steps.get("epochs", 0) > steps[first]
+    log.log(
+        logging.WARNING if cut else logging.INFO,
+        "training.%s ends the training after %d steps (%s)%s", first, steps[first],
+        "; ".join(f"{name} {getattr(training, name):,}: {count:,} steps" for name, count in steps.items()),
+        f". To train all epochs, set training.{first} to null" if cut else "",
+    )  # fmt: skip
+    changed = {"batch": to_dict(batch), "max_steps": steps[first]}
+    return parse(TrainingConfig, to_dict(training) | changed, at="training")

@@ -1,4 +1,4 @@
-"""Counters and random states of a run; the only module that sets global seeds."""
+"""Counters of a run, and its seeds; the only module that sets global seeds."""
 
 import dataclasses
 import hashlib
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mm_ldlm.core import show
 from mm_ldlm.training.batches import Planned
@@ -68,42 +67,12 @@ def step_seed(seed: int, draw: int, name: str = "") -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def seed_everything(seed: int) -> None:
-    """Seed the global generators, which only dropout and third-party code use; other noise uses `RowGenerator`."""
+def seed_everything(seed: int, draw: int, *, rank: int) -> None:
+    """Seed the global generators as a function of step and rank, so that a resumed step draws the same numbers.
+
+    Only dropout and third-party code use them; other noise uses `RowGenerator`.
+    """
+    seed = step_seed(seed, draw, f"dropout/{rank}")
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)
-
-
-def seed_dropout(seed: int, draw: int, *, rank: int) -> None:
-    """Seed dropout as a function of step and rank, so that a resumed step draws the same masks."""
-    torch.manual_seed(step_seed(seed, draw, f"dropout/{rank}"))
-
-
-def random_states(device: torch.device) -> dict[str, Tensor]:
-    """Return the states of the global generators as tensors."""
-    _, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
-    states = {
-        "torch": torch.get_rng_state(),
-        "python": torch.tensor(random.getstate()[1], dtype=torch.int64),
-        "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
-        "numpy_rest": torch.tensor(rest, dtype=torch.float64),
-    }
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def restore_random_states(states: dict[str, Tensor], device: torch.device) -> None:
-    """Restore the states of `random_states`.
-
-    Raises:
-        KeyError, ValueError, RuntimeError: they are not such states.
-    """
-    torch.set_rng_state(states["torch"])
-    random.setstate((3, tuple(states["python"].tolist()), None))
-    position, has_gauss, cached = states["numpy_rest"].tolist()
-    keys = states["numpy"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", keys, int(position), int(has_gauss), cached))  # noqa: NPY002
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)

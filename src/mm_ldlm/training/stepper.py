@@ -14,7 +14,7 @@ from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Batch, Losses, Objective
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.config import PrecisionConfig
-from mm_ldlm.training.state import seed_dropout, step_seed
+from mm_ldlm.training.state import seed_everything, step_seed
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -65,7 +65,7 @@ class Stepper:
 
     def forward_backward(self, micros: list[Batch], *, draw: int, step: int) -> tuple[str, Tally]:
         """Accumulate the gradients of this rank's micro-batches; gradients are reduced over ranks in the last one."""
-        seed_dropout(self.seed, draw, rank=self.process.rank)
+        seed_everything(self.seed, draw, rank=self.process.rank)
         tally, kind = Tally(), ""
         for number, micro in enumerate(micros):
             batch = micro.to(self.process.device)

@@ -12,10 +12,8 @@ from mm_ldlm.training.batches import Loader, Planned
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.state import TrainingState
 
-FIRST_STEPS, FIRST_SECONDS, PATIENCE = 20, 5.0, 30.0
-"""The first estimate needs so many steps and seconds of measurement, or fewer steps that take `PATIENCE` seconds"""
 KEPT = 200
-"""Number of the newest steps that an estimate is made from"""
+"""Number of the newest steps that the remaining time is estimated from"""
 
 
 class Throughput:
@@ -29,8 +27,7 @@ class Throughput:
         self._norms: list[float] = []
         self._waited = loader.waited
         self._rates: deque[float] = deque(maxlen=KEPT)  # seconds per padded token
-        self._first_end = self._last_end = 0.0  # of the measured steps
-        self._estimated = False
+        self._last_end = 0.0  # of the last step
 
     def out_of_time(self) -> bool:
         """Return whether `max_minutes` of training have passed on this rank."""
@@ -51,20 +48,7 @@ class Throughput:
         self._steps += 1
         if self._last_end:  # a step begins at the end of the one before, so the first one is not measured
             self._rates.append((now - self._last_end) / padded)
-        self._first_end, self._last_end = self._first_end or now, now
-
-    def estimate(self) -> dict[str, float] | None:
-        """Return the seconds that the training still takes, once: as soon as enough steps were measured."""
-        measured, steps = self._last_end - self._first_end, len(self._rates)
-        enough = (steps >= FIRST_STEPS and measured >= FIRST_SECONDS) or measured >= PATIENCE
-        if self._estimated or not enough or (left := self._seconds_left()) is None:
-            return None
-        self._estimated = True
-        return {
-            "seconds_left": round(left, 1),
-            "seconds_per_step": round(self._seconds_per_step(), 4),
-            "measured_steps": steps,
-        }
+        self._last_end = now
 
     @functools.cached_property
     def _mean_padded(self) -> float:
@@ -72,15 +56,14 @@ class Throughput:
         batches = self.loader.plan.epoch(self.state.epoch)
         return sum(len(examples) * length for examples, length in batches) / len(batches)
 
-    def _seconds_per_step(self) -> float:
-        """Estimate the seconds of a step of mean size; the median leaves out compiling, validating and saving."""
-        return statistics.median(self._rates) * self._mean_padded
-
     def _seconds_left(self) -> float | None:
-        """Estimate the seconds until the last step or the end of `max_minutes`; None before a step was measured."""
+        """Estimate the seconds until the last step or the end of `max_minutes`; None before a step was measured.
+
+        The median of the seconds per padded token leaves out compiling, validating and saving.
+        """
         if not self._rates:
             return None
-        left = (self.max_steps - self.state.step) * self._seconds_per_step()
+        left = (self.max_steps - self.state.step) * statistics.median(self._rates) * self._mean_padded
         return left if self.max_minutes is None else min(left, max(0.0, self.max_minutes * 60 - self.state.seconds))
 
     def count_seconds(self) -> None:

@@ -2,10 +2,8 @@
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from mm_ldlm.diffusion.random import RowGenerator
@@ -14,7 +12,7 @@ from mm_ldlm.distributed.parallel import reshard
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.generation import GenerativeModel
-from mm_ldlm.training.batches import BatchPlan, Ints, Loader, Source
+from mm_ldlm.training.batches import BatchPlan, Loader, Source
 from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.state import step_seed
@@ -25,24 +23,8 @@ _LARGEST = 700.0
 """Nats per token whose exponential is still finite"""
 
 
-class Subset:
-    """The first examples of a fixed permutation of a source."""
-
-    def __init__(self, source: Source, count: int, *, seed: int) -> None:
-        self.source, self.pad_id = source, source.pad_id
-        order = np.random.default_rng([seed, 0]).permutation(len(source.lengths))
-        self.examples = np.sort(order[:count])
-        self.lengths = source.lengths[self.examples]
-
-    def tokens(self, rows: Ints, *, length: int) -> Ints:
-        return self.source.tokens(self.examples[rows], length=length)
-
-    def field(self, name: str, rows: Ints) -> npt.NDArray[Any]:
-        return self.source.field(name, self.examples[rows])
-
-
 class Validation:
-    """Validation losses of one pass over the subset, separately for each kind of step, and perplexity.
+    """Validation losses of one pass over a fixed part of the split, separately for each kind of step, and perplexity.
 
     There is no perplexity if the run gives no likelihood of texts.
     """
@@ -56,9 +38,10 @@ class Validation:
         batch = config.batch
         if config.validation_batch is not None:
             batch = dataclasses.replace(batch, tokens=None, examples=config.validation_batch, accumulation=1)
-        subset = Subset(source, config.validation_examples, seed=spec.seed)
-        self.plan = BatchPlan(subset.lengths, batch, seed=spec.seed, max_length=spec.shape.max_length)
-        self.loader = Loader(self.plan, subset, fields, process, fill=config.precision.compile)
+        order = np.random.default_rng([spec.seed, 0]).permutation(len(source.lengths))
+        self.examples = np.sort(order[: config.validation_examples])
+        self.plan = BatchPlan(source.lengths[self.examples], batch, seed=spec.seed, max_length=spec.shape.max_length)
+        self.loader = Loader(self.plan, source, fields, process, fill=config.precision.compile)
 
     def __call__(self, step: int) -> dict[str, float]:
         """Compute `KIND/NAME` → average over all examples, equal on all ranks; `loss` is the mean of the totals.
@@ -72,7 +55,8 @@ class Validation:
         self.root.eval()
         with torch.no_grad(), self.ema.swapped():
             for planned in self.plan.first(len(self.plan.epoch(0))):
-                for micro in self.loader.make(planned):
+                of_source = dataclasses.replace(planned, examples=self.examples[planned.examples])
+                for micro in self.loader.make(of_source):
                     batch = micro.to(self.process.device)
                     found = self._losses(batch, draw=planned.index, step=step)
                     if generative is not None:

@@ -31,7 +31,6 @@ from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG, aside, l
 from mm_ldlm.training.data import Data, open_data
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.preflight import preflight
-from mm_ldlm.training.resuming import start
 from mm_ldlm.training.session import LOG, read_status, sole_writer, write_status
 from mm_ldlm.training.spec import TrainingSpec
 
@@ -71,7 +70,7 @@ def train(spec: TrainingSpec, *, root: Path, data: Data | None = None) -> Result
             run = build(spec, root=root, data=data, process=process, tracker=tracker)
             if config.preflight:
                 preflight(run)
-            resumed = start(run.checkpointer, spec, root)
+            resumed = run.checkpointer.resume(config.resume, root)
             state = run.learner.state
             tracker.event(
                 state.step, "start", resumed_from=resumed, world=process.world, attempt=attempt,

@@ -118,7 +118,7 @@ class MlflowRun:
         for line in lines:
             if line.get("event") == "preview":
                 tags["preview"] = " → ".join(text for text in (line.get("original"), line["text"]) if text is not None)
-            elif line.get("event", "start") not in ("start", "checkpoint", "estimate"):
+            elif line.get("event", "start") not in ("start", "checkpoint"):
                 tags["last_event"] = str(dict(line))
         if tags:
             self.tag(tags)

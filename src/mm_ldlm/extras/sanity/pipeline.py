@@ -33,7 +33,7 @@ def check_configuration(
     import dataclasses
 
     from mm_ldlm.extras.sanity.checks import check_sanity
-    from mm_ldlm.training.plan import plan
+    from mm_ldlm.training.spec import plan
 
     spec = plan(dataset, runs=runs, model=model, objective=objective, training=training, encoder=encoder, seed=seed)
     checks = check_sanity(spec, root=runs, config=sanity)

@@ -11,8 +11,7 @@ import pytest
 from mm_ldlm.core import ConfigurationError, StoreError, parse
 from mm_ldlm.data import Dataset
 from mm_ldlm.training.config import TrainingConfig
-from mm_ldlm.training.plan import _resolved
-from mm_ldlm.training.spec import TrainingSpec
+from mm_ldlm.training.spec import TrainingSpec, _resolved
 
 Plan = Callable[..., TrainingSpec]
 
@@ -80,6 +79,9 @@ def test_what_does_not_fit_together_is_refused(planned: Plan, tmp_path: Path, re
     (tmp_path / "runs" / "taken").write_text("")
     with refuses(ConfigurationError, "taken"):
         planned(run_name="taken")
+    with refuses(ConfigurationError, "run_name", "mine"):
+        planned(run_name="mine", resume="mine/checkpoints/step-00000003")
+    assert planned(run_name="other", resume="mine/checkpoints/step-00000003").name == "other"
 
 
 @pytest.mark.parametrize("splits", [["validation"] * 4, ["train"] * 4])
