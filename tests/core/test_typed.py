@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -185,68 +183,6 @@ def test_what_no_file_can_contain_is_refused_without_repeating_it(value: Any) ->
         refuse_unwritable(value, at="")
     assert str(raised.value).isprintable()
     assert "word@" not in str(raised.value)
-
-
-class Odd(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-
-def _raising(error: BaseException) -> type:
-    @config
-    class Component:
-        size: int = 1
-
-        def __post_init__(self) -> None:
-            raise error
-
-    return Component
-
-
-def _components() -> Iterator[tuple[str, type]]:
-    for error in (Odd(), KeyError("x"), SystemExit(3), RecursionError(), RuntimeError("a" * 10**6)):
-        yield type(error).__name__, _raising(error)
-
-    class Annotations:
-        size: int = 1
-        other: "Missing" = 1  # type: ignore[name-defined]  # noqa: F821
-
-    yield "an annotation that names nothing", config(Annotations)
-
-
-@pytest.mark.parametrize(("what", "cls"), _components())
-def test_a_component_that_fails_in_any_way_is_refused_by_its_path(what: str, cls: type) -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        parse(cls, {"size": 2}, at="model")
-    assert "'model'" in str(raised.value)
-    assert len(str(raised.value)) < 1500
-
-
-def test_a_host_without_pydantic_builds_the_same_types() -> None:
-    program = """
-import sys
-sys.modules["pydantic"] = None
-from mm_ldlm.core.typed import Seed, config, parse
-from mm_ldlm.core.errors import ConfigurationError
-@config
-class Inner:
-    seed: Seed = 1
-@config
-class Outer:
-    inner: Inner
-    several: tuple[Inner, ...] = ()
-made = parse(Outer, {"inner": {"seed": 3}, "several": [{}]}, at="o")
-assert made == Outer(inner=Inner(seed=3), several=(Inner(),)), made
-for wrong, named in (({"inner": {"sead": 3}}, "o.inner.sead"), ({}, "o.inner"), ({"inner": 3}, "o.inner")):
-    try:
-        parse(Outer, wrong, at="o")
-    except ConfigurationError as error:
-        assert named in str(error), error
-    else:
-        raise AssertionError(wrong)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 @given(st.integers(0, 2**63 - 1), st.integers())

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_ldlm.core import parse_kind
-from mm_ldlm.diffusion.gaussian import Parameterisation, add_noise, convert, loss_weight, target, to_x0, to_x0_and_eps
+from mm_ldlm.diffusion.gaussian import Parameterisation, add_noise, convert, loss_weight, target, to_x0_and_eps
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES
 from mm_ldlm.diffusion.schedules import CosineLatents, Scales
@@ -80,7 +80,7 @@ def test_min_snr_weighs_the_same_error_in_x0_alike(schedule: str, kind: Any) -> 
         return
     at = scales(schedule, torch.linspace(0.05, 0.95, 19, dtype=torch.float64))
     x_t, prediction, change = torch.randn(3, 19, 5, dtype=torch.float64)
-    moved = to_x0(prediction + change, kind, x_t, at) - to_x0(prediction, kind, x_t, at)
+    moved = to_x0_and_eps(prediction + change, kind, x_t, at)[0] - to_x0_and_eps(prediction, kind, x_t, at)[0]
     weighted = loss_weight("min_snr", at.snr_B, parameterisation=kind, gamma=3.0) * change.square().sum(1)
     assert torch.allclose(weighted, at.snr_B.clamp(max=3.0) * moved.square().sum(1), rtol=1e-6)
 
@@ -98,5 +98,5 @@ def test_loss_weights_by_hand() -> None:
 def test_pitfall_12_eps_is_not_x0() -> None:
     at, x0, eps = CosineLatents().scales(torch.tensor([0.5])), torch.randn(1, 8), torch.randn(1, 8)
     x_t = add_noise(x0, eps, at)
-    assert torch.allclose(to_x0(eps, "eps", x_t, at), x0, atol=1e-5)
-    assert not torch.allclose(to_x0(eps, "x0", x_t, at), x0, atol=0.1)
+    assert torch.allclose(to_x0_and_eps(eps, "eps", x_t, at)[0], x0, atol=1e-5)
+    assert not torch.allclose(to_x0_and_eps(eps, "x0", x_t, at)[0], x0, atol=0.1)

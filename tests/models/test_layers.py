@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from mm_ldlm.models import layers
 from mm_ldlm.models.embeddings import sinusoid
 from mm_ldlm.models.fused_qkv import PrepareQKV, short_attention
 from mm_ldlm.models.heads import mean_features
@@ -18,7 +19,6 @@ from mm_ldlm.models.layers import (
     key_mask,
     modulate,
     prepare_qkv,
-    prepare_qkv_plainly,
     rope_table,
     rotate,
 )
@@ -54,7 +54,9 @@ def test_norms_are_their_definitions() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("with_rope", [True, False])
-def test_the_step_by_hand_equals_plain_operations(with_rope: bool, dtype: torch.dtype) -> None:
+def test_the_step_by_hand_equals_plain_operations(
+    with_rope: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Values and gradients, for two streams; bfloat16 is read and computed in float32."""
     lengths, norms = (5, 4), [norm_of(2, 8) for _ in range(2)]
     ropes = (rope_table(5, 8, 100.0) if with_rope else None, None)
@@ -62,9 +64,9 @@ def test_the_step_by_hand_equals_plain_operations(with_rope: bool, dtype: torch.
     projection = torch.randn(3, 9, 3, 2, 8)
     for by_hand in (True, False):
         qkvs = [x.clone().requires_grad_() for x in raw]
-        out = (
-            prepare_qkv(qkvs, norms, ropes) if by_hand else prepare_qkv_plainly([x.float() for x in qkvs], norms, ropes)
-        )
+        if not by_hand:
+            monkeypatch.setattr(layers, "_by_hand", lambda x: False)
+        out = prepare_qkv(qkvs if by_hand else [x.float() for x in qkvs], norms, ropes)
         assert out.dtype == torch.float32
         gradients = torch.autograd.grad((out * projection).sum(), [*(norm.scale for norm in norms), *qkvs])
         results.append([out, *gradients])

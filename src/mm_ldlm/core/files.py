@@ -13,7 +13,6 @@ import errno
 import gzip
 import io
 import json
-import math
 import os
 import shutil
 import stat
@@ -23,14 +22,13 @@ import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mm_ldlm.core.credentials import mask
 from mm_ldlm.core.errors import MMLDLMError, StoreError, UnsafePathError
-from mm_ldlm.core.messages import escape, shorten, show
+from mm_ldlm.core.messages import escape, reason_of, shorten, show
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 MOST_BYTES = 1 << 31
@@ -119,15 +117,18 @@ class InputFile:
 
     def array(self) -> npt.NDArray[Any]:
         """Map the array of numbers in a `.npy` file into memory, read-only; pickled objects are never loaded."""
-        import numpy as np
+        from numpy.lib import format as npy
 
         path = self.check()
         try:
-            with open(path, "rb") as file:
-                shape, order, dtype, start = _npy_header(file)
-            return np.memmap(path, dtype, "r", start, shape, order) if 0 not in shape else np.empty(shape, dtype)
-        except (OSError, ValueError) as error:
-            self.refuse("a .npy file of one array of numbers", f"an error ({error})")
+            found = npy.open_memmap(path, mode="r")
+        except Exception as error:  # see `array_in`
+            self.refuse("a .npy file of one array of numbers", f"an error ({reason_of(error)})")
+        if found.offset + found.nbytes != path.stat().st_size:
+            self.refuse(
+                "a .npy file of one array of numbers", f"{path.stat().st_size} bytes for {found.nbytes} of values"
+            )
+        return found
 
     def _read(self, most: int, *, gzipped: bool) -> bytes:
         path, found = self.check(), bytearray()
@@ -166,29 +167,16 @@ def array_in(raw: bytes) -> npt.NDArray[Any]:
     Raises:
         ValueError: they are not such a file, or their number differs from that of the header.
     """
-    import numpy as np
-
-    shape, order, dtype, start = _npy_header(io.BytesIO(raw))
-    return np.frombuffer(raw, dtype, offset=start).reshape(shape, order=order)
-
-
-def _npy_header(file: BinaryIO) -> tuple[tuple[int, ...], Literal["F", "C"], np.dtype[Any], int]:
-    """Return (shape, order, type, offset of the values) from the header, after comparing it with the file's size."""
     from numpy.lib import format as npy
 
+    file = io.BytesIO(raw)
     try:
-        version = npy.read_magic(file)
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran_order, dtype = read(file)
+        found: npt.NDArray[Any] = npy.read_array(file, allow_pickle=False)
     except Exception as error:  # numpy's parser of the header raises errors of tokenize, ast and struct, among others
-        raise ValueError(f"its header cannot be read: {show(str(error), 120)}") from None
-    if dtype.hasobject or not dtype.itemsize:
-        raise ValueError("it contains other items than numbers; pickled objects are never loaded")
-    start, end = file.tell(), file.seek(0, os.SEEK_END)
-    expected = math.prod(shape) * dtype.itemsize
-    if any(not 0 <= size < 2**48 for size in shape) or expected != end - start:
-        raise ValueError(f"shape {show(shape, 60)} and type {dtype} are {expected} bytes, it has {end - start}")
-    return shape, "F" if fortran_order else "C", dtype, start
+        raise ValueError(reason_of(error)) from None
+    if file.tell() != len(raw):
+        raise ValueError(f"its array ends at byte {file.tell()}, it has {len(raw)} bytes")
+    return found
 
 
 def problem(path: str | Path) -> str | None:

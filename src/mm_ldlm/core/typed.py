@@ -3,9 +3,6 @@
 Every room defines its parameters beside the code that reads them, as a frozen dataclass made by `@config`. A mapping
 becomes such a type once, where it enters, and is trusted below. In a mapping, a single value where a list of any length
 is expected is a list of one.
-
-A GPU host that only reads specs needs no pydantic: the specs were validated when they were written. Without pydantic
-the same types are built without range checks; unknown and missing keys are still refused.
 """
 
 import dataclasses
@@ -14,40 +11,23 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, Union, cast, dataclass_transform
+
+import pydantic
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from mm_ldlm.core.credentials import holds_credentials, mask
 from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, SamplingError
 from mm_ldlm.core.kinds import MARK, Kinds, with_article
 from mm_ldlm.core.messages import escape, nearest, reason_of, show, summarise
 
-try:
-    import pydantic
-    from pydantic import AfterValidator, ConfigDict, Field, ValidationError
-
-    def bounded(**bounds: Any) -> Any:
-        """Make the annotation of a number within bounds (gt, ge, lt, le), or of a text of a form (pattern)."""
-        return Field(**bounds)
-
-    def checked(function: Callable[[Any], Any]) -> Any:
-        """Make the annotation of a value that a function returns, or refuses by a ValueError."""
-        return AfterValidator(function)
-
-except ModuleNotFoundError:  # a GPU host without pydantic
-    pydantic = None  # type: ignore[assignment]
-
-    class ValidationError(Exception):  # type: ignore[no-redef]
-        """Never raised."""
-
-    def bounded(**bounds: Any) -> Any:
-        return tuple(sorted(bounds.items()))
-
-    def checked(function: Callable[[Any], Any]) -> Any:
-        return function
-
-
 T = TypeVar("T")
+
+bounded = Field
+"""Annotation of a number within bounds (gt, ge, lt, le), or of a text of a form (pattern)"""
+checked = AfterValidator
+"""Annotation of a value that a function returns, or refuses by a ValueError"""
 
 DEEPEST = 32
 """Number of mappings and lists that a parameter may be nested in."""
@@ -105,12 +85,9 @@ def config(cls: type[T]) -> type[T]:
 
     Checks across fields belong in `__post_init__` and raise `InvalidValue` with the names of the fields.
     """
-    if pydantic is None:
-        made: Any = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-    else:
-        settings = ConfigDict(extra="forbid", strict=False, validate_default=True, allow_inf_nan=False)
-        made = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
-        made.__init__ = _in_own_words(made.__init__)
+    settings = ConfigDict(extra="forbid", strict=False, validate_default=True, allow_inf_nan=False)
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
+    made.__init__ = _in_own_words(made.__init__)
     for field in dataclasses.fields(made):
         if isinstance(inspect.getattr_static(made, field.name, None), property):
             raise TypeError(f"field '{field.name}' of {cls.__name__} is hidden by a property of this name. Rename it.")
@@ -158,17 +135,9 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
                 given[key] = _resolve(hints[key], value[key], f"{at}.{key}")
             except ConfigurationError as error:
                 problems[key] = str(error)
-        if pydantic is not None or not problems:
-            typed: T = cls(**given) if pydantic is None else _adapter(cast(Any, cls)).validate_python(given)
+        typed: T = _adapter(cast(Any, cls)).validate_python(given)
     except ValidationError as error:
         problems = _explain(error, given, at=at) | problems
-    except MMLDLMError:
-        raise
-    except InvalidValue as error:
-        problems[None] = _of_keys(at, error)
-    except (Exception, SystemExit) as error:
-        made = f"{cls.__module__}:{cls.__qualname__}"
-        problems[None] = f"parameter '{at}': {made} cannot be made ({reason_of(error)}). Correct its class."
     if problems:
         raise ConfigurationError(summarise([*problems.values()]))
     return typed
@@ -212,7 +181,7 @@ def check(value: Any, hint: Any, *, name: str, error: type[MMLDLMError] = Sampli
         raise error(f"'{name}': {reason_of(without_value)}") from None
     try:
         value = value if isinstance(value, bool) else _resolve(hint, value, name)
-        return value if pydantic is None else _adapter(hint).validate_python(value, strict=True)
+        return _adapter(hint).validate_python(value, strict=True)
     except ConfigurationError as refused:
         raise error(str(refused)) from None
     except ValidationError as refused:

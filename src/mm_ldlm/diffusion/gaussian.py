@@ -24,15 +24,9 @@ FLOOR = 1e-6
 """Lower limit of denominators that can reach 0: s for eps at pure noise, n for x0 without noise."""
 
 
-def _factors(at: Scales, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Broadcast s and n (B,) over the trailing axes of x (B, ...), in x's type."""
-    s, n = (scale_B.to(x.dtype).view(-1, *(1 for _ in x.shape[1:])) for scale_B in at)
-    return s, n
-
-
 def add_noise(x0_Bd: Tensor, noise_Bd: Tensor, at: Scales) -> Tensor:
     """Compute x_t = s·x_0 + n·ε, each example at its own time (DDPM eq. 4)."""
-    s, n = _factors(at, x0_Bd)
+    s, n = at.like(x0_Bd)
     return s * x0_Bd + n * noise_Bd
 
 
@@ -47,7 +41,7 @@ def target(kind: Parameterisation, x0_Bd: Tensor, noise_Bd: Tensor, at: Scales) 
         return x0_Bd
     if kind == "flow":
         return noise_Bd - x0_Bd
-    s, n = _factors(at, x0_Bd)
+    s, n = at.like(x0_Bd)
     return s * noise_Bd - n * x0_Bd
 
 
@@ -59,7 +53,7 @@ def to_x0_and_eps(
     x_0 from eps at zero SNR is finite but meaningless.
     """
     p, x_t = prediction_Bd, x_t_Bd
-    s, n = _factors(at, x_t)
+    s, n = at.like(x_t)
     if kind == "eps":
         return (x_t - n * p) / s.clamp(min=FLOOR), p
     if kind == "x0":
@@ -68,11 +62,6 @@ def to_x0_and_eps(
         return (x_t - n * p) / (s + n), (x_t + s * p) / (s + n)
     total = s.square() + n.square()
     return (s * x_t - n * p) / total, (n * x_t + s * p) / total
-
-
-def to_x0(prediction_Bd: Tensor, kind: Parameterisation, x_t_Bd: Tensor, at: Scales) -> Tensor:
-    """Convert a prediction of `kind` to x_0 (B, d)."""
-    return to_x0_and_eps(prediction_Bd, kind, x_t_Bd, at)[0]
 
 
 def convert(

@@ -97,6 +97,11 @@ class RowGenerator:
         bits = index.mul_(_signed(_GAMMA)).add_(_signed(_mix(self._next_key() ^ 0x5348415245445F55)))
         return _open_unit(_mix_(_mix_(bits)), torch.float64)
 
+    def shared_draw(self, name: str) -> float:
+        """Draw the uniform number of a name, the same on all ranks, on the host, which avoids a wait for the device."""
+        on_host = RowGenerator(self.seed, torch.empty(0, dtype=torch.int64, device="cpu"))
+        return float(on_host.fork(name).shared_uniform(1))
+
     def fork(self, name: str | int) -> RowGenerator:
         """Make an independent stream for the same rows, which does not depend on what was drawn before."""
         digest = hashlib.blake2b(repr(name).encode(), digest_size=8).digest()

@@ -186,6 +186,11 @@ class Scales(NamedTuple):
         """signal² / noise²: 0 at pure noise, infinite without noise."""
         return (self.signal_B / self.noise_B).square()
 
+    def like(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Broadcast both factors over the trailing axes of x (B, …), in its type."""
+        signal, noise = (scale_B.to(x.dtype).view(-1, *(1 for _ in x.shape[1:])) for scale_B in self)
+        return signal, noise
+
 
 class GaussianSchedule(ABC):
     """Noise schedule of latents: x_t = signal(t)·x_0 + noise(t)·ε."""

@@ -84,16 +84,18 @@ class TextTransformer(nn.Module):
         self,
         tokens_BL: Tensor,
         *,
-        valid_BL: Tensor | None,
+        mask: Tensor | None,
         c_BC: Tensor,
         latent_BKD: Tensor | None = None,
         added_BLD: Tensor | None = None,
     ) -> Tensor:
-        """Compute the output (B, L, D) of the last block; `added_BLD` is added to the embeddings of the tokens."""
+        """Compute the output (B, L, D) of the last block; `mask` is that of `layers.key_mask`, and `added_BLD` is added
+        to the embeddings of the tokens.
+        """
         L = tokens_BL.shape[1]
         x_BLD = (self.text_embedding(tokens_BL) + self.positions.weight[:L]).float()
         x_BLD = x_BLD if added_BLD is None else x_BLD + added_BLD
-        silu_c_BC, mask = F.silu(c_BC), key_mask(valid_BL)
+        silu_c_BC = F.silu(c_BC)
         for block in self.blocks:
             inputs = ((x_BLD,), silu_c_BC, (self.rope_L2e[:L],), mask, (True,), latent_BKD)
             (x_BLD,) = run_block(block, *inputs, config=self.config, training=self.training)
@@ -127,13 +129,13 @@ class DiT(TextTransformer):
             logits_at: (B, L) bool; the logits are computed at these M positions only, in row-major order.
         """
         c_BC = self.time(self.time_features(t_B))
-        x_BLD = self.hidden(tokens_BL, valid_BL=valid_BL, c_BC=c_BC)
+        x_BLD = self.hidden(tokens_BL, mask=key_mask(valid_BL), c_BC=c_BC)
         return TextOutput(self.head(x_BLD, c_BC=c_BC, logits_at=logits_at), self.length_logits())
 
     def features(self, inputs: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
         """Compute the mean hidden state (B, D) of clean texts, at t = 0; see `models.interfaces.FeatureModel`."""
         c_BC = self.time(self.time_features(torch.zeros(len(inputs), device=inputs.device)))
-        return mean_features(self.hidden(inputs, valid_BL=valid_BL, c_BC=c_BC), valid_BL)
+        return mean_features(self.hidden(inputs, mask=key_mask(valid_BL), c_BC=c_BC), valid_BL)
 
     def length_logits(self) -> Tensor:
         """Return unnormalised log-probabilities (N,) float32 of the lengths 1..N; column i is length i + 1."""

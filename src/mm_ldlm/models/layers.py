@@ -164,11 +164,6 @@ def prepare_qkv(qkvs: list[Tensor], norms: list[QKNorm | None], ropes: tuple[Ten
         scales = [norm.scale for norm in norms if norm is not None]
         pairs = [x for scale, qkv in zip(scales, qkvs, strict=True) for x in (scale, qkv.float())]
         return PrepareQKV.apply(EPSILON, ropes, *pairs)
-    return prepare_qkv_plainly(qkvs, norms, ropes)
-
-
-def prepare_qkv_plainly(qkvs: list[Tensor], norms: list[QKNorm | None], ropes: tuple[Tensor | None, ...]) -> Tensor:
-    """Compute `prepare_qkv` by separate operations."""
     ready = []
     for qkv, norm, rope in zip(qkvs, norms, ropes, strict=True):
         qk, v = qkv.split([2, 1], dim=2)

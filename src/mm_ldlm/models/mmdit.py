@@ -9,6 +9,7 @@ e dimension of a token vector, N longest length.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -190,12 +191,13 @@ class PooledText(nn.Module):
 class Conditioning(nn.Module):
     """Conditioning vector c (B, C): the sum of MLPs of both times, the pooled text and the modality, if wanted."""
 
-    def __init__(self, config: MMDiTOptions, *, pooled_dim: int, latent_dim: int) -> None:
+    def __init__(self, config: MMDiTOptions, dims: Mapping[str, int]) -> None:
+        """`dims` are the dimensions of the pooled text ("text") and of the modality ("latent")."""
         super().__init__()
         C = config.condition_dim
         self.text_time, self.latent_time = Conditioner(TIME_FEATURES, C), Conditioner(TIME_FEATURES, C)
-        self.text = Conditioner(pooled_dim, C) if config.condition_on_text else None
-        self.latent = Conditioner(latent_dim, C) if config.condition_on_latent else None
+        self.text = Conditioner(dims["text"], C) if config.condition_on_text else None
+        self.latent = Conditioner(dims["latent"], C) if config.condition_on_latent else None
 
     def forward(self, t_text_B: Tensor, t_latent_B: Tensor, *, pooled_Be: Tensor | None, latents_Bd: Tensor) -> Tensor:
         c_BC: Tensor = self.text_time(sinusoid(t_text_B)) + self.latent_time(sinusoid(t_latent_B))
@@ -233,7 +235,7 @@ class MMDiT(nn.Module):
         pooled_text = self.make_pooled_text()
         self.pooled_text = None if pooled_text is None else tag(pooled_text, "conditioning")
         self.null_latent = tag(NullEmbedding(d), f"null_{name}", occasional=True)
-        conditioning = Conditioning(config, pooled_dim=self.text_embedding.pooled_dim, latent_dim=d)
+        conditioning = Conditioning(config, {"text": self.text_embedding.pooled_dim, "latent": d})
         self.conditioning = tag(conditioning, "conditioning")
         last = ("text_head", f"{name}_head") if config.two_stream_blocks == config.depth else (None,)
         tails = [(None, None) if index < config.two_stream_blocks else (None,) for index in range(config.depth - 1)]
@@ -382,22 +384,15 @@ class MMDiT(nn.Module):
         if self.config.direct_views:
             text_BLD = text_BLD + self.latent_encoder.at_positions(given_Bd, tokens_BL.shape[1]).float()
         if null_text_B is not None:
-            text_BLD, valid_BL = self._drop_text(text_BLD, valid_BL, null_text_B)
+            # One null token at position 0, and padding after it
+            text_BLD = self.null_text.replace(text_BLD, null_text_B)
+            first_L = torch.arange(text_BLD.shape[1], device=text_BLD.device) == 0
+            valid_BL = torch.where(null_text_B[:, None], first_L, True if valid_BL is None else valid_BL)
         latent_BKD = self.latent_encoder(given_Bd, self_condition_Bd)
         if self.pooled_text is not None:
             latent_BKD = latent_BKD + self.pooled_text(pooled_Be)
         mask = key_mask(valid_BL, others=latent_BKD.shape[1])
         return *self._trunk(text_BLD, latent_BKD, silu_c_BC, mask, wanted), silu_c_BC
-
-    def _drop_text(
-        self, text_BLD: Tensor, valid_BL: Tensor | None, null_B: Tensor
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Replace the texts of `null_B` by one null token at position 0 and padding after it."""
-        text_BLD = self.null_text.replace(text_BLD, null_B)
-        first_L = torch.arange(text_BLD.shape[1], device=text_BLD.device) == 0
-        if valid_BL is None:
-            valid_BL = torch.ones(text_BLD.shape[:2], dtype=torch.bool, device=text_BLD.device)
-        return text_BLD, torch.where(null_B[:, None], first_L, valid_BL)
 
     def _trunk(
         self, text_BLD: Tensor, latent_BKD: Tensor, silu_c_BC: Tensor, mask: Tensor | None, wanted: tuple[bool, bool]

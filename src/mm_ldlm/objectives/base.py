@@ -211,9 +211,3 @@ CONDITION_DROPOUT = 0.1
 def dropped(generator: RowGenerator, fraction: float) -> Tensor:
     """Select the examples (B,) whose condition is replaced by its learned null (guidance, arXiv:2207.12598)."""
     return generator.fork("condition").uniform() < fraction
-
-
-def shared_draw(generator: RowGenerator, name: str) -> float:
-    """Draw one uniform number that is the same on all ranks, on the host, which avoids a wait for the device."""
-    no_rows = torch.empty(0, dtype=torch.int64, device="cpu")
-    return float(RowGenerator(generator.seed, no_rows).fork(name).shared_uniform(1))

@@ -29,7 +29,6 @@ from mm_ldlm.objectives.base import (
     ObjectiveConfig,
     Unit,
     dropped,
-    shared_draw,
 )
 from mm_ldlm.objectives.text_loss import NoisyTexts, by_time, corrupt, length_loss, text_losses
 
@@ -65,7 +64,8 @@ class GaussianModality(nn.Module):
 
     def x0(self, prediction_Bd: Tensor, x_t_Bd: Tensor, t_B: Tensor) -> Tensor:
         """Estimate x_0 (B, d) from a prediction at the times `t_B`."""
-        return gaussian.to_x0(prediction_Bd.float(), self.parameterisation, x_t_Bd, self.schedule.scales(t_B))
+        at = self.schedule.scales(t_B)
+        return gaussian.to_x0_and_eps(prediction_Bd.float(), self.parameterisation, x_t_Bd, at)[0]
 
     def losses(self, prediction_Bd: Tensor, noisy: NoisyValues, real_B: Tensor) -> Losses:
         """Sum over examples w(SNR) · the mean over d of the squared error in the parameterisation: `{name}_loss`.
@@ -81,7 +81,7 @@ class GaussianModality(nn.Module):
         count = real_B.sum()
         losses: Losses = {f"{name}_loss": ((w_B * error_B).sum(), count)}
         with torch.no_grad():
-            x0_hat_Bd = gaussian.to_x0(prediction_Bd.float(), kind, noisy.x_t_Bd, scales)
+            x0_hat_Bd, _ = gaussian.to_x0_and_eps(prediction_Bd.float(), kind, noisy.x_t_Bd, scales)
             cosine_B = torch.where(real_B, F.cosine_similarity(x0_hat_Bd, noisy.x0_Bd, dim=1), 0.0)
             losses[f"{name}_cosine"] = (cosine_B.sum(), count)
             losses["noise_level"] = (torch.where(real_B, scales.noise_B, 0.0).sum(), count)
@@ -231,7 +231,7 @@ class ModalityObjective(Objective):
         """Draw the mode of a step, the same on all ranks and in all micro-batches."""
         if len(self.kinds) == 1:
             return self.kinds[0]
-        drawn, weights = shared_draw(generator, "mode"), list(self.config.frequencies.values())
+        drawn, weights = generator.shared_draw("mode"), list(self.config.frequencies.values())
         edges = [sum(weights[: i + 1]) / sum(weights) for i in range(len(weights))]
         return next((name for name, edge in zip(self.kinds, edges, strict=True) if drawn < edge), self.kinds[-1])
 
@@ -318,7 +318,7 @@ class ModalityObjective(Objective):
     ) -> Tensor:  # fmt: skip
         """Estimate x_0 (B, d) by a first pass in half of the steps; zeros otherwise (arXiv:2208.04202, §3.2)."""
         zeros_Bd = torch.zeros_like(inputs["latents_Bd"])
-        if shared_draw(generator, "self_condition") >= 0.5:
+        if generator.shared_draw("self_condition") >= 0.5:
             return zeros_Bd
         with torch.no_grad():
             first = model(tokens_BL, **inputs, self_condition_Bd=zeros_Bd, heads=("latent",))

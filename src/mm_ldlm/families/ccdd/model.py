@@ -21,7 +21,7 @@ from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.dit import DiTOptions, TextTransformer
 from mm_ldlm.models.embeddings import TIME_FEATURES, Conditioner, NullEmbedding
 from mm_ldlm.models.heads import LengthPrior, Modulated
-from mm_ldlm.models.layers import Linear
+from mm_ldlm.models.layers import Linear, key_mask
 from mm_ldlm.models.parts import tag
 
 
@@ -100,7 +100,8 @@ class Ccdd(TextTransformer):
         """
         z_BLd = self.null_state.replace(states_BLd.float(), null_state_B)
         c_BC = self.time(self.time_features(t_text_B)) + self.state_time(self.time_features(t_state_B))
-        x_BLD = self.hidden(tokens_BL, valid_BL=valid_BL, c_BC=c_BC, added_BLD=self.state_encoder(z_BLd).float())
+        states_BLD = self.state_encoder(z_BLd).float()
+        x_BLD = self.hidden(tokens_BL, mask=key_mask(valid_BL), c_BC=c_BC, added_BLD=states_BLD)
         logits = self.head(x_BLD, c_BC=c_BC, logits_at=logits_at) if "text" in heads else None
         found_BLd: Tensor | None = None
         if "state" in heads:

@@ -21,6 +21,7 @@ from mm_ldlm.models.dit import DiTOptions, TextTransformer
 from mm_ldlm.models.embeddings import Conditioner, LatentTokens, NullEmbedding
 from mm_ldlm.models.heads import LengthHead
 from mm_ldlm.models.interfaces import TextOutput
+from mm_ldlm.models.layers import key_mask
 from mm_ldlm.models.parts import tag
 
 
@@ -55,12 +56,12 @@ class LatentDiTConfig(DiTOptions):
         Raises:
             ConfigurationError: the data have no latents.
         """
-        (latent_dim,) = shape.require("latents", kind=self.kind)
-        return build_on_meta(lambda: self.make(shape, latent_dim), generator)
+        shape.require("latents", kind=self.kind)
+        return build_on_meta(lambda: self.make(shape), generator)
 
-    def make(self, shape: DataShape, latent_dim: int) -> LatentTextTransformer:
+    def make(self, shape: DataShape) -> LatentTextTransformer:
         """Make the module of this kind."""
-        return LatentDiT(self, shape, latent_dim)
+        return LatentDiT(self, shape)
 
 
 @config
@@ -74,22 +75,16 @@ class LatentDiTCrossConfig(LatentDiTConfig):
     kind: str = "latent_dit_cross"
     latent_tokens: Size = 4
 
-    def make(self, shape: DataShape, latent_dim: int) -> LatentTextTransformer:
-        return LatentDiTCross(self, shape, latent_dim)
+    def make(self, shape: DataShape) -> LatentTextTransformer:
+        return LatentDiTCross(self, shape)
 
 
 class LatentTextTransformer(TextTransformer):
     """See `forward`. Subclasses decide how the latent reaches the blocks."""
 
-    def __init__(
-        self,
-        config: LatentDiTConfig,
-        shape: DataShape,
-        latent_dim: int,
-        *,
-        cross_attention: range = range(0),
-    ) -> None:
+    def __init__(self, config: LatentDiTConfig, shape: DataShape, *, cross_attention: range = range(0)) -> None:
         super().__init__(config, shape, cross_attention=cross_attention)
+        latent_dim = shape.dim("latents")
         self.null_latent = tag(NullEmbedding(latent_dim), "null_latent", occasional=True)
         hidden_dim = config.length_hidden_dim or config.dim
         length_head = LengthHead(latent_dim, hidden_dim=hidden_dim, max_length=shape.max_length)
@@ -122,7 +117,7 @@ class LatentTextTransformer(TextTransformer):
         """
         given_Bd = self.null_latent.replace(latents_Bd.float(), null_latent_B)
         c_BC, latent_BKD = self.condition(given_Bd, t_B)
-        x_BLD = self.hidden(tokens_BL, valid_BL=valid_BL, c_BC=c_BC, latent_BKD=latent_BKD)
+        x_BLD = self.hidden(tokens_BL, mask=key_mask(valid_BL), c_BC=c_BC, latent_BKD=latent_BKD)
         return TextOutput(self.head(x_BLD, c_BC=c_BC, logits_at=logits_at), self.length_head(given_Bd))
 
     def length_logits(self, latents_Bd: Tensor, null_latent_B: Tensor | None = None) -> Tensor:
@@ -133,9 +128,10 @@ class LatentTextTransformer(TextTransformer):
 class LatentDiT(LatentTextTransformer):
     """c = MLP(sin(1000·t)) + MLP(latent)."""
 
-    def __init__(self, config: LatentDiTConfig, shape: DataShape, latent_dim: int) -> None:
-        super().__init__(config, shape, latent_dim)
-        self.latent_encoder = tag(Conditioner(latent_dim, config.condition_dim), "latent_encoder", input=True)
+    def __init__(self, config: LatentDiTConfig, shape: DataShape) -> None:
+        super().__init__(config, shape)
+        encoder = Conditioner(shape.dim("latents"), config.condition_dim)
+        self.latent_encoder = tag(encoder, "latent_encoder", input=True)
 
     def condition(self, latents_Bd: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor | None]:
         return self.time(self.time_features(t_B)) + self.latent_encoder(latents_Bd), None
@@ -144,9 +140,9 @@ class LatentDiT(LatentTextTransformer):
 class LatentDiTCross(LatentTextTransformer):
     """c = MLP(sin(1000·t)); cross-attention to K latent tokens in every second block, the first one among them."""
 
-    def __init__(self, config: LatentDiTCrossConfig, shape: DataShape, latent_dim: int) -> None:
-        super().__init__(config, shape, latent_dim, cross_attention=range(0, config.depth, 2))
-        encoder = LatentTokens(latent_dim, tokens=config.latent_tokens, dim=config.dim)
+    def __init__(self, config: LatentDiTCrossConfig, shape: DataShape) -> None:
+        super().__init__(config, shape, cross_attention=range(0, config.depth, 2))
+        encoder = LatentTokens(shape.dim("latents"), tokens=config.latent_tokens, dim=config.dim)
         self.latent_encoder = tag(encoder, "latent_encoder", input=True)
 
     def condition(self, latents_Bd: Tensor, t_B: Tensor) -> tuple[Tensor, Tensor | None]:
