@@ -22,8 +22,20 @@ def configured() -> None:
 
 
 @functools.cache
+def _content(file: str) -> dict[str, Any]:
+    return parse_yaml(Path(file).read_bytes(), file=file) or {}
+
+
+class _Loader(LayeredConfigLoader):
+    """The loader of the project, which reads each file once for all environments."""
+
+    def _read_file(self, file: str) -> dict[str, Any]:
+        return _content(file)
+
+
+@functools.cache
 def loader(environment: str) -> LayeredConfigLoader:
-    return LayeredConfigLoader(CONF, env=environment, **CONFIG_LOADER_ARGS)
+    return _Loader(CONF, env=environment, **CONFIG_LOADER_ARGS)
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Registries: where components are found, and what a kind that is none is told."""
 
 import importlib
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -156,9 +157,9 @@ def test_a_component_that_cannot_be_imported_is_refused_by_its_name() -> None:
         Registry("command", {"x": "no_such_package:y"}, "commands_of_a_test").load("x")
 
 
-def _registries() -> list[tuple[str, Registry]]:
-    import pkgutil
-
+@pytest.fixture(scope="module")
+def registries() -> list[tuple[str, Registry]]:
+    """Every registry of the package by its group; all modules are imported."""
     found: dict[int, tuple[str, Registry]] = {}
     for each in pkgutil.walk_packages(mm_ldlm.__path__, "mm_ldlm."):
         if each.name.endswith("__main__"):
@@ -171,16 +172,16 @@ def _registries() -> list[tuple[str, Registry]]:
     return sorted(found.values(), key=lambda pair: pair[0])
 
 
-@pytest.mark.parametrize(("group", "registry"), _registries())
-def test_every_registered_component_can_be_loaded_and_fits_its_group(group: str, registry: Registry) -> None:
-    for name in registry.known:
-        loaded = registry.load(name)
-        if isinstance(registry, Kinds):
-            assert registry.find(name, at=group) is loaded
+def test_every_registered_component_can_be_loaded_and_fits_its_group(registries: list[tuple[str, Registry]]) -> None:
+    for group, registry in registries:
+        for name in registry.known:
+            loaded = registry.load(name)
+            if isinstance(registry, Kinds):
+                assert registry.find(name, at=group) is loaded
 
 
-def test_every_contributed_group_belongs_to_a_registry() -> None:
-    groups = {group for group, _ in _registries()}
+def test_every_contributed_group_belongs_to_a_registry(registries: list[tuple[str, Registry]]) -> None:
+    groups = {group for group, _ in registries}
     for folder in CONTRIBUTORS:
         for each in sorted(Path(mm_ldlm.__path__[0], folder).glob("*/__init__.py")):
             components = importlib.import_module(f"mm_ldlm.{folder}.{each.parent.name}").COMPONENTS

@@ -110,6 +110,7 @@ def test_a_mapping_becomes_a_tree_of_types_and_a_single_value_a_list() -> None:
         ({}, ("'section.high'",)),
         (3, ("'section'", "3")),
         ({"high": "x", "low": "y", "pair": 3, "colour": 1, "inner": []}, ("section.high", "section.low", "section.pair")),
+        ({"high": 1, "pair": [1]}, ("'section.pair'", "longer list", "(1,)")),
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_full_path_and_the_value(refuses: Refuses, value: Any, named: tuple[str, ...]) -> None:

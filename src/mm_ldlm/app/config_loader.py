@@ -103,16 +103,17 @@ class LayeredConfigLoader(OmegaConfigLoader):
         files: set[Path] = set()
         for layer in self.layers():
             found = dict(self._read_layer(layer, key))
-            self._check_duplicates(key, found)
-            layers.append(OmegaConf.to_container(OmegaConf.unsafe_merge({}, *found.values()), resolve=False))
+            leaves = {file: dict.fromkeys(self._get_all_keys(content)) for file, content in found.items()}
+            self._check_duplicates("", leaves if key == "parameters" else found)
+            layers.append(reduce(merge, found.values(), {}))
             files |= found.keys()
         if key == "parameters" and files:  # without a parameters file Kedro warns and takes these alone
-            layers.append(OmegaConf.to_container(OmegaConf.create(self.runtime_params), resolve=False))
+            layers.append(self.runtime_params or {})
         combine = merge if self.merge_strategy.get(key) == "soft" else _replace_keys
         merged: Mapping[str, Any] = reduce(combine, layers)
         return {Path(self.base_env): OmegaConf.create(dict(merged))}, {}, self.base_env, str(self.env), files
 
-    def _read_layer(self, layer: str, key: str) -> Iterator[tuple[Path, DictConfig]]:
+    def _read_layer(self, layer: str, key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Read the files of one type in a layer; refuse files that no type of configuration reads."""
         folder = str(self._get_conf_env_path(layer)).strip("/")
         for file in sorted(map(str, self._fs.find(self._get_conf_env_path(layer)))):
@@ -130,10 +131,12 @@ class LayeredConfigLoader(OmegaConfigLoader):
                     "remove it."
                 )
             if key in kinds:
-                config = OmegaConf.create(self._read_file(file))
+                content = self._read_file(file)
                 if key == "credentials":
-                    self._resolve_environment_variables(config)
-                yield Path(file), config
+                    credentials = OmegaConf.create(content)
+                    self._resolve_environment_variables(credentials)
+                    content = OmegaConf.to_container(credentials)
+                yield Path(file), content
 
     def _read_file(self, file: str) -> dict[str, Any]:
         if not self._fs.isfile(file) or self._fs.size(file) > MOST_BYTES:

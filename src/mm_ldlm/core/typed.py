@@ -322,11 +322,11 @@ def _explain(error: Any, given: Any, *, at: str, what: str = "parameter '{}'") -
     """Put the errors of pydantic in the words of parameters: one line for each place in `given`, by its first key."""
     found: dict[str, tuple[Any, Any, list[Any]]] = {}
     for item in error.errors(include_url=False):
-        if item["type"] in _MISNAMED:
+        if item["type"] in _MISNAMED and len(item["loc"]) == 1:
             continue
         path, value = at, given
         for part in item["loc"]:
-            inside = part in value if isinstance(value, Mapping) else isinstance(part, int)
+            inside = part in value if isinstance(value, Mapping) else isinstance(part, int) and part < len(value)
             if inside:  # otherwise the name of an alternative of a union
                 path, value = f"{path}.{part}", value[part]
         if item["loc"][-1:] == ("[key]",):
@@ -352,6 +352,8 @@ def _expected(item: Mapping[str, Any]) -> str:
     """Return what an error of pydantic expects: "a number greater than 0", "a valid integer"."""
     if item["type"] == "tuple_type":
         return "a list, as in [a, b]"
+    if item["type"] == "missing":
+        return "a longer list"
     words = re.sub(r", (unable|got) .*", "", escape(mask(str(item["msg"]).removeprefix("Value error, "))))
     words = re.sub(r"^\w+ should (be |have )?", "", words).replace("match pattern", "a text of the form")
     return f"a number {words}" if words.startswith(("greater", "less")) else words

@@ -8,7 +8,6 @@ from subprocess import CompletedProcess
 import pandas as pd
 import pytest
 import yaml
-from mlflow import MlflowClient
 
 MEMBERS = [
     {"name": "mdlm", "env": "mdlm"},
@@ -21,6 +20,8 @@ MEMBERS = [
 def test_a_whole_comparison_with_a_member_that_diverges_and_again(
     finished: Path, run_kedro: Callable[..., CompletedProcess[str]]
 ) -> None:
+    import mlflow
+
     (finished / "conf" / "compared").mkdir()
     layer = {"comparison": {"members": MEMBERS, "seeds": [0], "budget": {"tokens": 3000}}}
     (finished / "conf" / "compared" / "parameters.yml").write_text(yaml.safe_dump(layer))
@@ -38,7 +39,7 @@ def test_a_whole_comparison_with_a_member_that_diverges_and_again(
     assert "Failed runs" in (reports / "comparison.html").read_text()
 
     parent = json.loads((finished / "data/test/06_models/tracking_reference.json").read_text())
-    tracking = MlflowClient(parent["tracking_uri"])
+    tracking = mlflow.MlflowClient(parent["tracking_uri"])
     experiment = tracking.get_run(parent["run_id"]).info.experiment_id
     nested = tracking.search_runs([experiment], f"tags.mlflow.parentRunId = '{parent['run_id']}'")
     assert {run.info.run_name: run.info.status for run in nested} == {
