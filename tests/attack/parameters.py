@@ -67,7 +67,7 @@ CHOSEN: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("sampling.latent.eta", (1e30, 5)),
     ("sampling.search.candidates", (10**9, 2)),
     ("sampling.search.rounds", (10**9, 1)),
-    ("sampling.length", (10**9, "top-1000000000", "top-0", 0, -1, "top-x", "argmax ")),
+    ("sampling.length", (10**9, "top-2", 0, -1, "argmax ")),
     ("sampling.batch_tokens", (10**15, 1)),
     ("ingestion.language_filter", ("os:abort", "os:getcwd", "builtins:len", "json:loads", "x", ":", "a:b:c",
     "sys:exit", "antigravity:x")),

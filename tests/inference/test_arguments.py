@@ -55,7 +55,7 @@ SAMPLERS = [
     {"kind": "threshold", "steps": 2, "threshold": 1e30}, {"kind": "ddpm", "steps": 2}, {"steps": 2}, SearchConfig,
     DdimConfig, "confidence", "ancestral", "ddim", "heun", "nope",
 ]  # fmt: skip
-LENGTHS = ["argmax", "sample", "top-3", f"top-{HUGE - 1}", "top-0", "top-x", 5, 12, 13, HUGE, 2**63, -3]
+LENGTHS = ["argmax", "sample", "longest", 5, 12, 13, HUGE, 2**63, -3]
 SEARCHES = [
     SearchConfig(candidates=2), SearchConfig(candidates=2, rounds=1, beam=3), "search", {"candidates": 2},
     {"candidates": HUGE}, {"rounds": HUGE}, {"beam": HUGE}, {"lengths": HUGE}, {"candidates": 2, "lengths": 99},
@@ -68,19 +68,17 @@ COMMON = {**HOW, "length": LENGTHS}
 METHODS: dict[str, dict[str, Any]] = {
     "invert": {"targets": [LATENTS, *TEXTS, "x.npy"], "search": SEARCHES, "reembed": [], "samples": [2], "keep": ["all"],
                **COMMON},
-    "embed": {"texts": TEXTS, "draws": [2], "too_long": ["truncate"], **HOW},
-    "embed_tokens": {"ids": IDS, "texts": TEXTS, "draws": [2], **HOW},
+    "embed": {"texts": TEXTS, "ids": IDS, "draws": [2], "too_long": ["truncate"], **HOW},
     "generate": {"n": [2], "order": ["together", "latent_first"], "latent_sampler": SAMPLERS, **COMMON},
     "infill": {"texts": TEXTS, "latents": [LATENTS], "mask": ["w1"], **HOW},
     "edit": {"sources": TEXTS, "targets": [LATENTS, *TEXTS], "strength": [0.3], "which": ["random"], **HOW},
     "interpolate": {"a": [LATENTS, *TEXTS], "b": [LATENTS, *TEXTS], "path": ["lerp"], **COMMON},
-    "score": {"texts": TEXTS, "latents": [LATENTS], "draws": [2], "seed": []},
-    "score_tokens": {"ids": IDS, "texts": TEXTS, "latents": [LATENTS], "draws": [2], "seed": []},
+    "score": {"texts": TEXTS, "ids": IDS, "latents": [LATENTS], "draws": [2], "seed": []},
     "neighbours": {"latents": [LATENTS], "store": [LATENTS], "k": [2]},
     "encode": {"texts": TEXTS},
 }  # fmt: skip
 GOOD = {
-    "targets": LATENTS, "texts": ["w1", "w2 w3"], "ids": [[1], [2, 3]], "n": 2, "sources": ["w1", "w2 w3"],
+    "targets": LATENTS, "texts": ["w1", "w2 w3"], "n": 2, "sources": ["w1", "w2 w3"],
     "a": LATENTS, "b": LATENTS[::-1], "latents": LATENTS, "store": LATENTS,
 }  # fmt: skip
 
@@ -142,7 +140,7 @@ def test_loading_answers_or_refuses(option: str, run_folder: Path) -> None:
 @pytest.mark.parametrize(("arguments", "named"), [
     ({"seed": -1}, ["seed", -1]), ({"seed": 1.5}, ["seed", 1.5]), ({"steps": 0}, ["steps", 0]),
     ({"steps": 10_001}, ["steps", 10_001]), ({"samples": True}, ["samples", True]), ({"keep": "bets"}, ["keep", "bets", "best"]),
-    ({"length": "top-0"}, ["length", "top-0"]), ({"length": 13}, [13, 12]), ({"reembed": "yes"}, ["reembed", "yes"]),
+    ({"length": "longest"}, ["length", "longest"]), ({"length": 13}, [13, 12]), ({"reembed": "yes"}, ["reembed", "yes"]),
     ({"sampler": "confidnece"}, ["confidnece", "confidence"]), ({"search": {"candidates": 0}}, ["search.candidates", 0]),
     ({"targets": np.ones((2, 5))}, [DIM, (2, 5)]), ({"targets": []}, []), ({"targets": ["w1", ""]}, ["texts[1]"]),
     ({"targets": np.full((3, DIM), np.inf)}, [3]), ({"targets": LATENTS * 1e7}, [4]), ({"targets": b"w1"}, ["bytes"]),

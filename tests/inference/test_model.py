@@ -1,6 +1,5 @@
 """What enters and leaves the model: unusual latents, unknown words, truncation, paths, neighbours and infinite numbers."""
 
-import copy
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -33,11 +32,11 @@ REQUESTS: dict[str, Request] = {
 
 
 @pytest.fixture
-def broken(model: MMLDLM) -> Callable[[float], MMLDLM]:
-    """`broken(value)`: a copy of the model with this value in one of its weights."""
+def broken() -> Callable[[float], MMLDLM]:
+    """`broken(value)`: the model with this value in one of its weights."""
 
     def make_broken(value: float) -> MMLDLM:
-        copied = copy.deepcopy(model)
+        copied = make()
         weight = next(p for name, p in copied.model.model.named_parameters() if name.startswith("blocks.0."))
         weight.view(-1)[0] = value
         return copied

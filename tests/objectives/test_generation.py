@@ -59,10 +59,10 @@ class Requests:
     def generated(self, orders: tuple[str, ...]) -> list[Tensor]:
         found = []
         if "together" in orders:
-            both = self.made.both(
+            text, latent = self.made.both(
                 self.canvas_BL, text=text_sampler("ancestral", steps=2), latent=DDIM, generator=self.generator
             )
-            found += [both.text.tokens, both.latent.latents]
+            found += [text.tokens, latent.latents]
         if "latent_first" in orders:
             drawn = self.made.latents_given_lengths(self.canvas_BL, sampler=DDIM, generator=self.generator)
             found.append(drawn.latents)

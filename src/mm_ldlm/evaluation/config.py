@@ -20,7 +20,7 @@ from mm_ldlm.core import (
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.sts_sets import Name, StsSource
 from mm_ldlm.sampling.gaussian import DdimConfig
-from mm_ldlm.sampling.limits import Draws, Length, length_refusal
+from mm_ldlm.sampling.limits import Draws, Length
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 from mm_ldlm.sampling.search import SearchConfig
 
@@ -243,8 +243,7 @@ def problems(sections: Mapping[str, Any]) -> list[str]:
     for place, point in enumerate(sections["evaluation"].inversion.sweep):
         key = f"evaluation.inversion.sweep.{place}"
         refused[f"{key}.sampler"] = capabilities.sampler_refusal(point.sampler, "l2t", given_latent=True)
-        refused[f"{key}.length"] = capabilities.length_refusal(point.length, "l2t", order="") or length_refusal(
-            point.length, max_length=sections["tokenizer"].max_length, sampler=point.sampler,
-            process=capabilities.process,
-        )  # fmt: skip
+        refused[f"{key}.length"] = capabilities.length_refusal(
+            point.length, "l2t", max_length=sections["tokenizer"].max_length, sampler=point.sampler
+        )
     return [f"parameter '{key}': {reason}" for key, reason in refused.items() if reason is not None]

@@ -31,11 +31,9 @@ class MMLDLM(LoadedModel):
     infill = generating.infill
     edit = generating.edit
     embed = reading.embed
-    embed_tokens = reading.embed_tokens
     encode = reading.encode
     neighbours = reading.neighbours
     score = reading.score
-    score_tokens = reading.score_tokens
 
     def __getattr__(self, name: str) -> Any:
         """Find a request that a family or another package adds (`REQUESTS`)."""

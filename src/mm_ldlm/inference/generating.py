@@ -17,7 +17,7 @@ from mm_ldlm.inference.results import Interpolations, Texts
 from mm_ldlm.inference.verbatim import rewritten, with_masks
 from mm_ldlm.inference.writing import Values, Writer, Written, refuse_texts_beyond_memory
 from mm_ldlm.sampling.joint import JointOrder, refuse_samplers
-from mm_ldlm.sampling.limits import MOST_STEPS, Candidates, DrawnLength, Length, length_refusal, lengths_tried
+from mm_ldlm.sampling.limits import MOST_STEPS, Candidates, Length
 from mm_ldlm.sampling.orders import top_by_row
 from mm_ldlm.sampling.search import SearchConfig
 
@@ -54,8 +54,7 @@ def invert(
         targets: raw latents (n, d), the path of a `.npy` file of them, or texts, which the encoder embeds first.
         sampler: a kind or the configuration of a sampler. A kind alone uses 4 steps at temperature 0; None uses the
             default sampler of the model. `steps` overrides the number of steps.
-        length: 'argmax' or 'sample' of the length head given the latent; 'top-n' (as in 'top-3') writes a text of
-            each of the n most probable lengths and keeps the most probable one; or a number of tokens.
+        length: 'argmax' or 'sample' of the length head given the latent, or a number of tokens.
         search: re-embed candidates and keep the nearest (needs the encoder); see `sampling.search.SearchConfig`.
         reembed: report the cosine of each text to its target also without a search, at one encoder call per text.
         samples: number of texts that are written for each latent. More than one need a sampler with a temperature
@@ -78,20 +77,17 @@ def invert(
     if samples > 1:  # sample by sample: the first one of each latent is that of a request for one
         latents_nd, raw_nd = latents_nd.repeat(samples, 1), np.tile(raw_nd, (samples, 1))
         sources = sources * samples
-    writer, several = model.writer, lengths_tried(length)
-    if several > 1 and not search.enabled:
-        written = writer.write_likeliest_length(several, latents_nd, sampler=config, seed=seed)
+    writer = model.writer
+    lengths = writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed)
+    if search.enabled:
+        written = writer.search(
+            lengths, latents_nd=latents_nd, sampler=config, config=search, seed=seed,
+            cosines=lambda tokens, found: model.cosines(model.tokenizer.decode_batch(tokens), raw_nd[found]),
+        )  # fmt: skip
     else:
-        lengths = writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed)
-        if search.enabled:
-            written = writer.search(
-                lengths, latents_nd=latents_nd, sampler=config, config=search, seed=seed,
-                cosines=lambda tokens, found: model.cosines(model.tokenizer.decode_batch(tokens), raw_nd[found]),
-            )  # fmt: skip
-        else:
-            canvases = writer.masks(lengths)
-            with writer.writing(canvases, latents_nd=latents_nd, sampler=config, seed=seed) as (batches, results):
-                written = Written(**writer.joined(batches, [*results]))  # written here: the way to the loop is short
+        canvases = writer.masks(lengths)
+        with writer.writing(canvases, latents_nd=latents_nd, sampler=config, seed=seed) as (batches, results):
+            written = Written(**writer.joined(batches, [*results]))  # written here: the way to the loop is short
     made = model.texts(written, sources, raw_nd, reembed=reembed)
     return made if samples == 1 else _several(made, count, samples, keep)
 
@@ -200,7 +196,7 @@ def generate(
     """
     model.capabilities.require("unconditional")
     n, seed, order = check(n, Rows, name="n"), check(seed, Seed, name="seed"), check(order, JointOrder, name="order")
-    length, joint = check(length, DrawnLength, name="length"), bool(model.capabilities.joint_orders)
+    joint = bool(model.capabilities.joint_orders)
     latent = latent_sampler_of(latent_sampler, steps if joint else None)
     if joint and order == "together" and (sampler is None or isinstance(sampler, str)):
         text = model.text_sampler(sampler or "ancestral", getattr(latent, "steps", None), conditional=False)
@@ -228,9 +224,7 @@ def length_of(model: LoadedModel, length: Any, use: Any, *, sampler: Any, order:
     length = check(length, Length, name="length")
     if order and (order != "latent_first" or model.model.latents_need_lengths):
         sampler = None
-    reason = model.capabilities.length_refusal(length, use, order=order) or length_refusal(
-        length, max_length=model.max_length, sampler=sampler, process=model.capabilities.process
-    )
+    reason = model.capabilities.length_refusal(length, use, order=order, max_length=model.max_length, sampler=sampler)
     if reason is not None:
         raise SamplingError(reason)
     checked: Length = length

@@ -4,7 +4,6 @@ Texts and raw latents (the encoder's vectors) are converted to token ids and sta
 """
 
 import collections
-import copy
 import logging
 import os
 import threading
@@ -122,23 +121,10 @@ class LoadedModel:
         parts = load_run(path, checkpoint=checkpoint, use_ema=use_ema, device=device)
         return cls(parts, encoder, batch_tokens=batch_tokens)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the weights; the tokenizer, the normalisers and the encoder, which do not change, are shared."""
-        made = object.__new__(type(self))
-        made.__dict__ |= self.__dict__
-        made.model = copy.deepcopy(self.model, memo)
-        made.writer = Writer(made.model, batch_tokens=self.batch_tokens)
-        return made
-
-    def __copy__(self) -> Self:
-        """Copy the model; a copy that shared its weights would be the same object."""
-        return copy.deepcopy(self)
-
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse pickling, which runs code when it is read and does not contain the encoder."""
+        """Refuse pickling, which runs code when it is read and does not contain the encoder, and copying."""
         raise SamplingError(
-            "MMLDLM is not pickled. Give the other process the path of the run folder and load it there by "
-            "MMLDLM.from_run(path)."
+            "MMLDLM is neither pickled nor copied. Load it again by MMLDLM.from_run(path), in another process too."
         )
 
     def __repr__(self) -> str:

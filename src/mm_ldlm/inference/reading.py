@@ -30,6 +30,7 @@ def embed(
     model: LoadedModel,
     texts: Sequence[str] | str,
     *,
+    ids: Sequence[Sequence[int]] | None = None,
     sampler: Any = "ddim",
     steps: int | None = None,
     draws: int | None = None,
@@ -38,27 +39,13 @@ def embed(
 ) -> Embeddings:
     """Embed texts by the model instead of the encoder: the mean of `draws` samples of the latent.
 
+    `ids` are the tokens of the texts (each of 1..max_length ids), as stores contain them; None tokenises the texts.
     `sampler="one_step"` is the regression baseline with one model call. `too_long="truncate"` truncates long texts,
     as encoders do.
     """
     model.capabilities.require("t2l")
-    listed = texts_of(texts)
-    ids = model.ids(listed, too_long=too_long)
-    return embed_tokens(model, ids, listed, sampler=sampler, steps=steps, draws=draws, seed=seed)
-
-
-def embed_tokens(
-    model: LoadedModel,
-    ids: Sequence[Sequence[int]],
-    texts: Sequence[str],
-    *,
-    sampler: Any = "ddim",
-    steps: int | None = None,
-    draws: int | None = None,
-    seed: int = 0,
-) -> Embeddings:
-    """Embed tokenised texts (each of 1..max_length ids), as stores contain them; see `embed`."""
-    model.capabilities.require("t2l")
+    texts = texts_of(texts)
+    ids = model.ids(texts, too_long=too_long) if ids is None else ids
     check_tokens(ids, texts, shape=model.shape)
     seed, config = check(seed, Seed, name="seed"), latent_sampler_of(sampler, steps, draws)
     refuse_texts_beyond_memory(len(ids), tokens=model.max_length, numbers=2 * config.draws * model.dim)
@@ -92,29 +79,24 @@ def neighbours(model: LoadedModel, latents: Latents, store: Any, *, k: int = 5) 
 
 
 def score(
-    model: LoadedModel, texts: Sequence[str] | str, *, latents: Latents | None = None, draws: int = 16, seed: int = 0
-) -> Scores:
-    """Compute −log p of each text in nats, given its raw latent or without one: exact, or an upper bound (NELBO).
-
-    The upper bound is −log p(length) plus the NELBO of the tokens, estimated by `draws` low-discrepancy draws for
-    each text, with its standard error. `capabilities.likelihood` states whether the value is exact.
-    """
-    listed = texts_of(texts)
-    return score_tokens(model, model.ids(listed), listed, latents=latents, draws=draws, seed=seed)
-
-
-def score_tokens(
     model: LoadedModel,
-    ids: Sequence[Sequence[int]],
-    texts: Sequence[str],
+    texts: Sequence[str] | str,
     *,
+    ids: Sequence[Sequence[int]] | None = None,
     latents: Latents | None = None,
     draws: int = 16,
     seed: int = 0,
 ) -> Scores:
-    """Score tokenised texts (each of 1..max_length ids); see `score`."""
+    """Compute −log p of each text in nats, given its raw latent or without one: exact, or an upper bound (NELBO).
+
+    The upper bound is −log p(length) plus the NELBO of the tokens, estimated by `draws` low-discrepancy draws for
+    each text, with its standard error. `capabilities.likelihood` states whether the value is exact. For `ids` see
+    `embed`.
+    """
     model.capabilities.require("score" if latents is None else "score_given_latent")
     draws, seed = check(draws, Draws, name="draws"), check(seed, Seed, name="seed")
+    texts = texts_of(texts)
+    ids = model.ids(texts) if ids is None else ids
     check_tokens(ids, texts, shape=model.shape)
     raw_nd = None if latents is None else vectors_of(latents, dim=model.dim, count=len(ids))
     latents_nd = None if raw_nd is None else model.standardised(raw_nd)

@@ -190,23 +190,6 @@ class Writer:
 
         return self.computing(work, [len(canvas) for canvas in canvases], "writing")
 
-    def write_likeliest_length(self, lengths: int, latents_nd: Tensor, *, sampler: Any, seed: int) -> Written:
-        """Write each text at its `lengths` most probable lengths; keep the highest log p(length) + Σ log p(token)."""
-        rows = len(latents_nd)
-        best_nk = self.length_log_probs(latents_nd, rows=rows).topk(min(lengths, self.model.shape.max_length), dim=1)
-        tries = [
-            self.write(self.masks((index_n + 1).tolist()), latents_nd=latents_nd, sampler=sampler, seed=seed)
-            for index_n in best_nk.indices.T
-        ]
-        totals_kn = np.stack([t.log_probs for t in tries]) + best_nk.values.T.double().cpu().numpy()
-        chosen = list(enumerate(totals_kn.argmax(axis=0)))
-        return Written(
-            [tries[k].tokens[row] for row, k in chosen],
-            np.array([tries[k].log_probs[row] for row, k in chosen]),
-            np.sum([t.model_calls for t in tries], axis=0),
-            tries[0].encoder_calls,
-        )
-
     def search(
         self, lengths: Sequence[int], *, latents_nd: Tensor, cosines: Cosines, sampler: Any, config: SearchConfig,
         seed: int,
@@ -316,10 +299,10 @@ class Writer:
         def work(batch: list[int]) -> Values:
             canvas_BL = self.padded([canvases[row] for row in batch])
             generator = self.generator(batch, seed).fork("latent")
-            sample = self.model.both(canvas_BL, text=text, latent=latent, generator=generator)
-            texts = self._texts(sample.text, [len(canvases[row]) for row in batch], batch)
-            calls_B = torch.full((len(batch),), sample.model_calls)
-            return {**texts, "model_calls": calls_B, "latents_nd": sample.latent.latents}
+            written, drawn = self.model.both(canvas_BL, text=text, latent=latent, generator=generator)
+            texts = self._texts(written, [len(canvases[row]) for row in batch], batch)
+            calls_B = torch.full((len(batch),), drawn.model_calls)
+            return {**texts, "model_calls": calls_B, "latents_nd": drawn.latents}
 
         with self.computing(work, [len(canvas) for canvas in canvases], "writing") as (batches, results):
             return Written(**self.joined(batches, list(results)))

@@ -5,6 +5,7 @@ from the names of models, objectives or modes. Every caller refuses an unsupport
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -98,11 +99,26 @@ class Capabilities:
             reason = self.order_refusal(order)
         return reason or self.length_refusal(length, use, order=order)
 
-    def length_refusal(self, length: str | int | None, use: str, *, order: str) -> str | None:
-        """Explain why the run cannot choose the length of a text by itself; None if it can, or if it need not."""
-        if not isinstance(length, str):
+    def length_refusal(
+        self, length: str | int | None, use: str, *, order: str = "", max_length: float = math.inf, sampler: Any = None
+    ) -> str | None:
+        """Explain why a text of this length cannot be written; None if it can, or if the length is None.
+
+        Args:
+            length: how the run chooses the length, or a number of tokens.
+            order: see `task_refusal`.
+            max_length: number of tokens that the model reads at once.
+            sampler: the text sampler; None: the text must fit the model whatever writes it.
+        """
+        if isinstance(length, str):
+            return self.untrained_lengths.get(order if use == "unconditional" and self.joint_orders else use)
+        if length is None or length <= max_length or (sampler is not None and sampler.exceeds_window):
             return None
-        return self.untrained_lengths.get(order if use == "unconditional" and self.joint_orders else use)
+        blocks = ", or use the sampler 'blocks'" if self.process is not None and self.process.only_masks else ""
+        return (
+            f"expected a text of at most {max_length} tokens, the model's maximum length; found a request for "
+            f"{length}. Request a shorter text{blocks}."
+        )
 
     def sampler_refusal(self, sampler: Any, use: str, *, given_latent: bool) -> str | None:
         """Explain why a text sampler does not fit a use of the run, in the words of its `sample`; None if it fits."""

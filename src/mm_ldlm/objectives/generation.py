@@ -20,7 +20,6 @@ from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.objectives.capabilities import untrained_lengths
 from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample
 from mm_ldlm.sampling.gaussian import LatentSample
-from mm_ldlm.sampling.joint import JointSample
 from mm_ldlm.sampling.registry import default_text_sampler
 
 HALVINGS = 2
@@ -108,8 +107,10 @@ class GenerativeModel:
         """Draw latents of unknown texts of the canvases' lengths."""
         raise self._missing("latents")
 
-    def both(self, canvas_BL: Tensor, *, text: Any, latent: Any, generator: RowGenerator) -> JointSample:
-        """Draw texts and latents together, both from noise."""
+    def both(
+        self, canvas_BL: Tensor, *, text: Any, latent: Any, generator: RowGenerator
+    ) -> tuple[TextSample, LatentSample]:
+        """Draw texts and latents together, both from noise; each counts all model calls."""
         raise self._missing("latents")
 
     def _missing(self, what: str) -> SamplingError:

@@ -19,9 +19,9 @@ from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.generation import DenoiserGeneration
 from mm_ldlm.objectives.modality import GaussianModality, ModalityOptions
 from mm_ldlm.sampling import joint
-from mm_ldlm.sampling.denoising import Canvas, Logits, TextDenoiser
+from mm_ldlm.sampling.denoising import Canvas, Logits, TextDenoiser, TextSample
 from mm_ldlm.sampling.gaussian import LatentDenoiser, LatentSample, Predict
-from mm_ldlm.sampling.joint import JointDenoiser, JointSample
+from mm_ldlm.sampling.joint import JointDenoiser
 
 
 class ModalityGeneration(DenoiserGeneration):
@@ -86,7 +86,9 @@ class ModalityGeneration(DenoiserGeneration):
             predict = self._latent(self.process.prior(canvas_BL, open_BL, generator.fork("prior")), t_text=1.0)
         return sampler.sample(self._latent_denoiser(predict), dim=self.dim, generator=generator)
 
-    def both(self, canvas_BL: Tensor, *, text: Any, latent: Any, generator: RowGenerator) -> JointSample:
+    def both(
+        self, canvas_BL: Tensor, *, text: Any, latent: Any, generator: RowGenerator
+    ) -> tuple[TextSample, LatentSample]:
         canvas = Canvas(
             denoise=self._joint_denoiser(), process=self.process, tokens=canvas_BL, generator=generator
         )  # fmt: skip

@@ -13,9 +13,17 @@ from mm_ldlm.core import SamplingError, config
 from mm_ldlm.diffusion.process import TextProcess, TextProcessConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.base import DiffusionSampler, UnmaskingSampler, unfit
-from mm_ldlm.sampling.denoising import Canvas, State, Stepping, TextSample, denoising_loop, guided_log_x0
+from mm_ldlm.sampling.denoising import (
+    Canvas,
+    Grid,
+    State,
+    Stepping,
+    TextSample,
+    TimestepSource,
+    denoising_loop,
+    guided_log_x0,
+)
 from mm_ldlm.sampling.logit_filters import Draw, sharpen
-from mm_ldlm.sampling.time_grid import Grid, TimestepSource
 
 
 @config

@@ -60,20 +60,11 @@ class JointDenoiser:
     self_condition: bool = False
 
 
-@dataclass(frozen=True)
-class JointSample:
-    """Jointly sampled texts and latents, and their cost."""
-
-    text: TextSample
-    latent: LatentSample
-    model_calls: int
-    """Number of model calls; each call predicts both"""
-
-
-def together(canvas: Canvas, *, dim: int, draw: Draw, latent: DdimConfig) -> JointSample:
+def together(canvas: Canvas, *, dim: int, draw: Draw, latent: DdimConfig) -> tuple[TextSample, LatentSample]:
     """Take ancestral steps in the text and DDIM steps in the latent at the same times, with one model call per step.
 
-    The denoiser of the canvas is a `JointDenoiser`. Guidance does not apply, because there is no condition to drop.
+    The denoiser of the canvas is a `JointDenoiser`, each call of which predicts both. Guidance does not apply, because
+    there is no condition to drop.
     """
     denoise: JointDenoiser = canvas.denoise
     process, generator = canvas.diffusion, canvas.generator
@@ -97,4 +88,4 @@ def together(canvas: Canvas, *, dim: int, draw: Draw, latent: DdimConfig) -> Joi
         previous_Bd = x0_Bd if denoise.self_condition else None
         fresh = partial(generator.fork(step).fork("noise").normal, dim)
         z_Bd = ddim_step(x0_Bd, eps_Bd, now, then, eta=latent.eta, fresh=fresh)
-    return JointSample(text, LatentSample(z_Bd, z_Bd.unsqueeze(0), latent.steps), latent.steps)
+    return text, LatentSample(z_Bd, z_Bd.unsqueeze(0), latent.steps)

@@ -14,8 +14,16 @@ from torch import Tensor
 from mm_ldlm.core import Fraction, NonNegativeFloat, config
 from mm_ldlm.diffusion.distributions import entropy
 from mm_ldlm.sampling.base import UnmaskingSampler
-from mm_ldlm.sampling.denoising import Canvas, Prediction, State, TextDenoiser, TextSample, denoising_loop
-from mm_ldlm.sampling.time_grid import Grid, TimestepSource
+from mm_ldlm.sampling.denoising import (
+    Canvas,
+    Grid,
+    Prediction,
+    State,
+    TextDenoiser,
+    TextSample,
+    TimestepSource,
+    denoising_loop,
+)
 
 Counts = Literal["linear", "cosine"]
 

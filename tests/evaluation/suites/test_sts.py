@@ -101,7 +101,7 @@ def test_long_sentences_are_cut_as_encoders_do_or_refused(refuses: Callable[...,
     model: Any = SimpleNamespace(
         max_length=3,
         tokenizer=SimpleNamespace(unk_id=9, encode=lambda texts: [[9] * (text == "text 3") + [1, 2, 3, 4] for text in texts]),
-        embed_tokens=lambda ids, texts, **_: SimpleNamespace(latents=seen.extend(ids) or encode(texts)),
+        embed=lambda texts, *, ids, **_: SimpleNamespace(latents=seen.extend(ids) or encode(texts)),
     )  # fmt: skip
     assert embedder(model, "one_step", seed=0)(["text 1", "text 2"]).shape == (2, 6)
     assert seen == [[1, 2, 3]] * 2

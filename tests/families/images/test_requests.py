@@ -71,7 +71,7 @@ def test_samples_do_not_depend_on_the_batches_but_on_the_seed(kind: str) -> None
         (lambda m: m.images.caption(np.full((1, *SIZE), np.nan)), "nan"),
         (lambda m: m.images.caption(np.full((1, *SIZE), -0.01)), "-0.01"),
         (lambda m: m.images.caption("a picture"), "str"),
-        (lambda m: m.images.caption(PIXELS, length="top-2"), "top-2"),
+        (lambda m: m.images.caption(PIXELS, length="longest"), "longest"),
         (lambda m: m.images.caption(PIXELS, sampler="ddim"), "ddim"),
         (lambda m: m.images.generate(1, length=7), "7"),
         (lambda m: m.images.generate(0), "0"),
@@ -104,7 +104,7 @@ def test_what_was_not_trained_is_refused(refuses: Refuses) -> None:
 
 @pytest.mark.parametrize(
     "sampling",
-    [{"image": {"kind": "ddim", "draws": 4}}, {"length": "top-3"}, {"caption": {"kind": "ddim", "draws": 2}}],
+    [{"image": {"kind": "ddim", "draws": 4}}, {"length": "longest"}, {"caption": {"kind": "ddim", "draws": 2}}],
 )
 def test_parameters_that_give_no_samples_are_refused(sampling: dict[str, Any], refuses: Refuses) -> None:
     with refuses(ConfigurationError, "images.sampling"):

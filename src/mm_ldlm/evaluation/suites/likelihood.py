@@ -56,11 +56,11 @@ class Likelihood(Suite):
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
         model, config, capabilities = given.model, given.config.likelihood, given.model.capabilities
         held = held_out(given.dataset, count=config.sentences, seed=given.seed)
-        cost = partial(model.score_tokens, draws=config.draws, seed=given.seed)
+        cost = partial(model.score, draws=config.draws, seed=given.seed)
         expected = [name for name in PARTS if name == "unconditional" or "latents" in capabilities.fields]
         parts = [name for name in PARTS if PARTS[name][0] in capabilities]
         costs: dict[str, Scores] = {
-            name: cost(held.tokens, held.texts, latents=held.latents if name == "given_latent" else None)
+            name: cost(held.texts, ids=held.tokens, latents=held.latents if name == "given_latent" else None)
             for name in parts
         }
         found: Metrics = {
@@ -161,7 +161,7 @@ def _zero_shot(
     }
     for name in parts:
         latents_nd = model.encode(texts) if name == "given_latent" else None
-        found[name] = _summary(cost(tokens, texts, latents=latents_nd), config)
+        found[name] = _summary(cost(texts, ids=tokens, latents=latents_nd), config)
     return found
 
 

@@ -136,7 +136,7 @@ def embedder(model: Any, sampler: Any, *, seed: int) -> Encode:
 
     def encode(texts: Sequence[str]) -> np.ndarray:
         ids = [row[: model.max_length] for row in model.tokenizer.encode(list(texts))]
-        return np.asarray(model.embed_tokens(ids, list(texts), sampler=sampler, seed=seed).latents)
+        return np.asarray(model.embed(list(texts), ids=ids, sampler=sampler, seed=seed).latents)
 
     return encode
 

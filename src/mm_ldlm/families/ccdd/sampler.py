@@ -77,10 +77,10 @@ class JointStatesConfig(DiffusionSampler):
         joint = JointDenoiser(predict=predict, latent_schedule=denoise.schedule, parameterisation="x0")
         # The numbers of the counter-based generator at one position do not depend on L, so that the states of a text do
         # not depend on the padding of its batch.
-        text = together(
+        text, _ = together(
             dataclasses.replace(canvas, denoise=joint), dim=L * denoise.dim, draw=self.draw,
             latent=DdimConfig(steps=self.steps, eta=self.eta),
-        ).text  # fmt: skip
+        )  # fmt: skip
         price = 1 if self.guidance == 1.0 else 2
         return dataclasses.replace(
             text, calls_per_row=price * text.calls_per_row, model_calls=price * text.model_calls

@@ -6,7 +6,7 @@ from mm_ldlm.core import InvalidValue, Kinds, Rows, RowsOrNone, Size, config
 from mm_ldlm.data.latents.normaliser import NormaliserConfig
 from mm_ldlm.sampling.base import Overridable
 from mm_ldlm.sampling.gaussian import DdimConfig
-from mm_ldlm.sampling.limits import DrawnLength, Steps
+from mm_ldlm.sampling.limits import Length, Steps
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 
 CAPTION_SAMPLERS = Kinds(
@@ -25,7 +25,7 @@ class ImageTasksConfig:
     caption: Annotated[Any, CAPTION_SAMPLERS] | None = None
     """Sampler of captions given images: a text sampler, or a latent sampler if captions are noised as vectors; None:
     the default of the model"""
-    length: DrawnLength = "argmax"
+    length: Length = "argmax"
     """Length of the captions: argmax | sample | a number of tokens"""
     joint_count: Rows = 64
     """Number of images that are drawn together with their captions"""

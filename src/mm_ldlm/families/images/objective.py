@@ -34,7 +34,6 @@ from mm_ldlm.objectives.multimodal import require_no_stores
 from mm_ldlm.objectives.text_loss import NoisyTexts, by_time
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
 from mm_ldlm.sampling.gaussian import LatentDenoiser, LatentSample
-from mm_ldlm.sampling.joint import JointSample
 from mm_ldlm.sampling.registry import latent_sampler
 
 
@@ -228,7 +227,9 @@ class ContinuousImageTextGeneration(ModalityGeneration):
         sample = sampler.sample(denoiser, dim=canvas_BL.shape[1] * self.caption_dim, generator=generator)
         return self._rounded(logits, sample.latents, canvas_BL, valid_BL, calls=sample.model_calls)
 
-    def both(self, canvas_BL: Tensor, *, text: Any, latent: Any, generator: RowGenerator) -> JointSample:
+    def both(
+        self, canvas_BL: Tensor, *, text: Any, latent: Any, generator: RowGenerator
+    ) -> tuple[TextSample, LatentSample]:
         """Draw captions and images together: one Gaussian diffusion over [pixels, vectors of the caption]."""
         valid_BL = self._all_open(canvas_BL, canvas_BL == self.shape.mask_id)
         kind, schedule = self.modality.parameterisation, self.modality.schedule
@@ -250,7 +251,7 @@ class ContinuousImageTextGeneration(ModalityGeneration):
         logits = self._logits(canvas_BL, images_BP)
         written = self._rounded(logits, caption_Bd, canvas_BL, valid_BL, calls=sample.model_calls)
         images = LatentSample(images_BP, images_BP.unsqueeze(0), sample.model_calls)
-        return JointSample(written, images, written.model_calls)
+        return written, images
 
     # -- pieces -------------------------------------------------------------------------------------------------------
 

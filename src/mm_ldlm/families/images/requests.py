@@ -21,7 +21,7 @@ from mm_ldlm.inference.generating import length_of
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Writer, refuse_texts_beyond_memory
 from mm_ldlm.sampling.gaussian import GaussianSampler
-from mm_ldlm.sampling.limits import DrawnLength, Length, Steps
+from mm_ldlm.sampling.limits import Length, Steps
 from mm_ldlm.sampling.registry import text_sampler
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class ImageWriter:
         """
         self.capabilities.require("image_to_caption")
         seed, steps = check(seed, Seed, name="seed"), check(steps, Steps | None, name="steps")
-        length = self._length(length, "image_to_caption")
+        length = length_of(self._loaded, length, "image_to_caption", sampler=None)
         vectors_nP = self._standardised(images)
         self._refuse_size(len(vectors_nP))
         config = self.model.default_sampler(conditional=True) if sampler is None else sampler
@@ -153,7 +153,7 @@ class ImageWriter:
         """Generate `n` images and their captions together from noise, in `steps` model calls."""
         self.capabilities.require("image_text")
         n, seed, steps = check(n, Rows, name="n"), check(seed, Seed, name="seed"), check(steps, Steps, name="steps")
-        length = self._length(length, "image_text")
+        length = length_of(self._loaded, length, "image_text", sampler=None)
         self._refuse_size(n)
         text, image = text_sampler("ancestral", steps=steps), latent_sampler_of("ddim", steps)
         written = self._writer.generate(n, "together", text, image, length, seed)
@@ -161,10 +161,6 @@ class ImageWriter:
         return Images(self._pixels(written.latents_nd), captions, written.model_calls)
 
     # -- pieces -------------------------------------------------------------------------------------------------------
-
-    def _length(self, length: Length, use: str) -> Length:
-        """Check the length of captions: it is drawn or a number, and the model can write it."""
-        return length_of(self._loaded, check(length, DrawnLength, name="length"), use, sampler=None)
 
     def _refuse_size(self, count: int) -> None:
         refuse_texts_beyond_memory(count, tokens=self._loaded.max_length, numbers=3 * self.model.dim)

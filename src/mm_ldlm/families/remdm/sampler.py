@@ -15,8 +15,7 @@ from torch import Tensor
 from mm_ldlm.core import Fraction, InvalidValue, bounded, config
 from mm_ldlm.diffusion.absorbing import max_remask_ratio, remask_unmask_probability
 from mm_ldlm.sampling.base import UnmaskingSampler
-from mm_ldlm.sampling.denoising import Canvas, State, TextSample, denoising_loop
-from mm_ldlm.sampling.time_grid import Grid, TimestepSource
+from mm_ldlm.sampling.denoising import Canvas, Grid, State, TextSample, TimestepSource, denoising_loop
 
 
 @config

@@ -8,7 +8,7 @@ from mm_ldlm.core import CheckpointName, Device, Fraction, InvalidValue, Rows, R
 from mm_ldlm.inference.generating import Curve, Keep, Points, Which
 from mm_ldlm.pipelines.sampling import TASKS
 from mm_ldlm.sampling.joint import JointOrder, refuse_samplers
-from mm_ldlm.sampling.limits import Candidates, DrawnLength, Length
+from mm_ldlm.sampling.limits import Candidates, Length
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 from mm_ldlm.sampling.search import SearchConfig
 
@@ -47,7 +47,7 @@ class UnconditionalConfig:
     order: JointOrder = "text_first"
     text: Annotated[Any, TEXT_SAMPLERS]
     latent: Annotated[Any, LATENT_SAMPLERS]
-    length: DrawnLength = "sample"
+    length: Length = "sample"
 
     def __post_init__(self) -> None:
         refuse_samplers(self.order, self.text, self.latent)
@@ -136,7 +136,7 @@ class SamplingConfig:
     latent: Annotated[Any, LATENT_SAMPLERS]
     search: SearchConfig = field(default_factory=SearchConfig)
     length: Length = "argmax"
-    """Length of the texts of l2t and interpolate: argmax | sample | top-n | a number of tokens"""
+    """Length of the texts of l2t and interpolate: argmax | sample | a number of tokens"""
     neighbours: bool = True
     """Whether to find the training sentence nearest to each unconditional latent"""
     l2t: L2tConfig = field(default_factory=L2tConfig)

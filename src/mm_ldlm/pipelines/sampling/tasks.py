@@ -104,7 +104,6 @@ def task_of(name: str, sections: Mapping[str, Any]) -> Task:
 def problems(sections: Mapping[str, Any]) -> list[str]:
     """List the parameters of the tasks that the run cannot fulfil, with the reason of each."""
     from mm_ldlm.data.encoders.base import no_encoder
-    from mm_ldlm.sampling.limits import length_refusal
 
     capabilities = sections["objective"].capabilities(sections["model"])
     chosen, found = sections["sampling"].tasks, dict[str, str | None]()
@@ -127,8 +126,8 @@ def problems(sections: Mapping[str, Any]) -> list[str]:
             refused = capabilities.sampler_refusal(sampler, task.use, given_latent=task.given)
             found[task.sampler_at] = found.get(task.sampler_at) or refused
         fits = task.fits_window or (task.order in ("text_first", "together") and bool(capabilities.joint_orders))
-        too_long = length_refusal(
-            task.length, max_length=sections["tokenizer"].max_length, process=capabilities.process,
+        too_long = capabilities.length_refusal(
+            task.length, task.use, order=task.order, max_length=sections["tokenizer"].max_length,
             sampler=None if fits else sampler,
         )  # fmt: skip
         found[task.length_at] = found.get(task.length_at) or too_long
@@ -186,7 +185,7 @@ class T2l(Task):
         config, own, parts = self.sampling, self.sampling.t2l, []
         if config.rows:
             held = held_out(self.sampling, dataset, seed)
-            made = model.embed_tokens(held.tokens, held.texts, sampler=config.latent, seed=seed)
+            made = model.embed(held.texts, ids=held.tokens, sampler=config.latent, seed=seed)
             cosine_n = cosines_of(made.latents, held.latents)
             parts.append(made.to_frame().assign(id=list(held.ids), origin=config.split, cosine=cosine_n))
         given = [(file, read_texts(file)) for file in own.files]

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sampling.toys import MASK, build, canvas, on, rows
 
-from mm_ldlm.sampling.denoising import State
-from mm_ldlm.sampling.time_grid import Grid
+from mm_ldlm.sampling.denoising import Grid, State
 
 SCHEDULES = ["log_linear", "cosine", "geometric"]
 
