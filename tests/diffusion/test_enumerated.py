@@ -108,7 +108,7 @@ def test_a_reverse_step_draws_from_the_exact_posterior(
     ("count", "steps", "distance"),
     [(10_000, 48, 0.03), pytest.param(1_000_000, 100, 0.012, marks=pytest.mark.slow)],
 )
-def test_samples_of_the_best_model_follow_the_distribution(
+def test_pitfall_32_samples_of_the_best_model_follow_the_distribution(
     kind: str, options: dict[str, Any], step: str, count: int, steps: int, distance: float
 ) -> None:
     """Sampling noise is about 0.5/√count; the rest is that the steps are not infinitely many."""

@@ -101,6 +101,19 @@ def leaves_beside_a_collective(folder: Path) -> None:
     exits_beside_a_collective(folder, code=0)
 
 
+def hangs_beside_a_collective(folder: Path) -> None:
+    import torch
+
+    from mm_ldlm.distributed import collectives
+    from mm_ldlm.distributed.process import joined
+
+    with joined(device="cpu", timeout_minutes=0.05, threads=1):
+        collectives.barrier()
+        if RANK == 1:
+            time.sleep(600)
+        collectives.sum_(torch.zeros(10))
+
+
 def waits(folder: Path) -> None:
     time.sleep(600)
 

@@ -51,6 +51,12 @@ def test_a_failing_rank_ends_all_with_one_error_that_names_it(
     assert Path(log[1]).is_file()
 
 
+@pytest.mark.slow
+def test_pitfall_18_a_rank_that_hangs_ends_the_run_with_a_message(run_ranks: Callable[..., Path]) -> None:
+    with pytest.raises(WorkerFailed, match=r"rank 0 .*Timed out"):
+        run_ranks("hangs_beside_a_collective")
+
+
 def test_a_module_that_cannot_be_imported_is_named(run_ranks: Callable[..., Path]) -> None:
     with pytest.raises(WorkerFailed, match=r"rank 0 ended with exit code 1 .*No module named .?nothing_of_this_name"):
         run_ranks("", module="nothing_of_this_name")
