@@ -166,7 +166,7 @@ class CcddGeneration(DenoiserGeneration):
 
         With dropped states the model is a diffusion model of the text, so that the NELBO of the process bounds
         −log p(text). The text loss of training, given noised states, bounds nothing of the text alone, because the
-        noised states contain information about the tokens (`data.token_identity`).
+        noised states contain information about the tokens (`token_identity`).
         """
         if latents_Bd is not None:
             raise self._missing("texts given latents")
