@@ -10,19 +10,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import gzip
 import io
 import json
 import os
 import shutil
 import stat
-import types
-import typing
 import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, dataclass_transform
+
+import pydantic
 
 from mm_ldlm.core.credentials import mask
 from mm_ldlm.core.errors import MMLDLMError, StoreError, UnsafePathError
@@ -31,10 +32,10 @@ from mm_ldlm.core.messages import escape, reason_of, shorten, show
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+T = TypeVar("T")
+
 MOST_BYTES = 1 << 31
 """Size up to which a file is read as a whole"""
-DEEPEST = 100
-"""Mappings and lists that a value of a JSON file may be nested in, so that functions that copy it can follow"""
 _TEMPORARY, _BLOCK = ".tmp-", 1 << 20
 _KINDS = (
     (stat.S_ISDIR, "is a folder"),
@@ -52,6 +53,18 @@ _ERRORS = {
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass_transform(frozen_default=True)
+def json_document(cls: type[T]) -> type[T]:
+    """Make `cls` the frozen dataclass of a JSON file, whose keys are its fields; `InputFile.json` refuses others."""
+    cls.__pydantic_config__ = pydantic.ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    return dataclasses.dataclass(frozen=True)(cls)
+
+
+@functools.cache
+def _reader(like: Any) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(like)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,21 +112,18 @@ class InputFile:
         return lines_of(self.text())
 
     def json(self, like: Any = Any) -> Any:
-        """Read a JSON file as a value of the type `like`: Any, a built-in type, a list, a mapping, or a dataclass.
+        """Read a JSON file as a value of the type `like`: Any, a built-in type, a container, or a `json_document`.
 
-        The keys of a dataclass are its fields. A value of another type is refused; nothing is converted.
+        A value of another type is refused; nothing is converted. Mappings and lists are nested at most 200 deep, so
+        that functions that copy a value can follow.
         """
-        text = self.text()
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            self.refuse("JSON", f"an error ({shorten(str(error), 120)})")
-        if not is_flat(found, DEEPEST):
-            self.refuse(f"JSON with at most {DEEPEST} nested mappings and lists", "more")
-        try:
-            return _typed(like, found, "the value")
-        except ValueError as error:
-            self.refuse(*error.args)
+            return _reader(like).validate_json(self.text(), strict=True)
+        except pydantic.ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            place = ".".join(map(str, fault["loc"]))
+            found = f"{place}: {fault['msg']}, found {show(fault['input'], 200)}" if place else fault["msg"]
+            self.refuse(f"JSON of the type {getattr(like, '__name__', like)}", f"an error ({found})")
 
     def array(self) -> npt.NDArray[Any]:
         """Map the array of numbers in a `.npy` file into memory, read-only; pickled objects are never loaded."""
@@ -196,30 +206,6 @@ def is_flat(value: Any, depth: int) -> bool:
     """Return whether mappings and lists are nested at most `depth` deep."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     return depth >= 0 and all(is_flat(item, depth - 1) for item in items)
-
-
-def _typed(hint: Any, value: Any, at: str) -> Any:
-    """Return a value of JSON as the type `hint`. ValueError has what was expected and what was found."""
-    if hint is Any:
-        return value
-    origin, args = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if origin is types.UnionType:
-        return None if value is None else _typed(args[0], value, at)
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
-        required = {item.name for item in dataclasses.fields(hint)
-                    if item.default is item.default_factory is dataclasses.MISSING}  # fmt: skip
-        if not (isinstance(value, dict) and required <= value.keys() <= hints.keys()):
-            raise ValueError(f"a mapping with the keys {', '.join(hints)} as {at}", show(value, 200))
-        return hint(**{key: _typed(hints[key], item, f"'{key}'") for key, item in value.items()})
-    kinds: Any = {tuple: list, float: (int, float)}.get(origin, origin)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and origin is not bool):
-        raise ValueError(f"{getattr(origin, '__name__', origin)} as {at}", show(value, 200))
-    if origin in (list, tuple) and args:
-        return origin(_typed(args[0], item, f"an item of {at}") for item in value)
-    if origin is dict and args:
-        return {key: _typed(args[1], item, f"'{key}'") for key, item in value.items()}
-    return value
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import FingerprintError, StoreError
-from mm_ldlm.core.files import InputFile, write_json
+from mm_ldlm.core.files import InputFile, json_document, write_json
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.features import FEATURES, Field, feature_of
 from mm_ldlm.data.index import split_column
@@ -36,7 +36,7 @@ REQUIRED = ("records", "tokens", "index", "tokenizer")
 _AGAIN = "Run the pipelines that make it again: `kedro run --pipelines=ingestion,embedding,validation`."
 
 
-@dataclasses.dataclass(frozen=True)
+@json_document
 class Entry:
     """A store in `dataset.json`: its path relative to the file's folder, its kind and its fingerprint."""
 
@@ -45,7 +45,7 @@ class Entry:
     fingerprint: str
 
 
-@dataclasses.dataclass(frozen=True)
+@json_document
 class Document:
     """Contents of `dataset.json`; `encoder` is the fingerprint of the encoder of the latents."""
 

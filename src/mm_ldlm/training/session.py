@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core import CheckpointError, TrainingDiverged, WorkerFailed
-from mm_ldlm.core.files import InputFile, write_json
+from mm_ldlm.core.files import InputFile, json_document, write_json
 from mm_ldlm.core.locks import holder, take
 from mm_ldlm.distributed.environment import host_name
 from mm_ldlm.distributed.launch import launch, with_environment
@@ -96,7 +96,7 @@ def _readable(path: Path) -> str:
 # -- status and lock: small files that other processes can read at any time -----------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@json_document
 class Status:
     """State of a run: running, finished, stopped (the same command resumes it), failed or absent.
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import InvalidValue, Size, StoreError, config, reason_of
-from mm_ldlm.core.files import InputFile, new_directory
+from mm_ldlm.core.files import InputFile, json_document, new_directory
 from mm_ldlm.data.corpus import pretrained
 from mm_ldlm.data.corpus.detokenising import detokenise
 from mm_ldlm.data.store.fingerprint import fingerprint
@@ -71,7 +71,7 @@ class TokenizerConfig:
             yield "path", self.path
 
 
-@dataclasses.dataclass(frozen=True)
+@json_document
 class _Vocabulary:
     """Contents of vocabulary.json."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core import FingerprintError, MMLDLMError, StoreError, show
-from mm_ldlm.core.files import InputFile, inside, problem, write_json
+from mm_ldlm.core.files import InputFile, inside, json_document, problem, write_json
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
 FORMAT_VERSION = 1
@@ -31,7 +31,7 @@ _verified: dict[str, set[str]] = {}
 """Folder → lines of its record, and those that could not be written to it."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@json_document
 class Shard:
     """One file of a store, with its size and checksum."""
 
@@ -98,7 +98,7 @@ def _lines(directory: Path) -> set[str]:
     return _verified[key]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@json_document
 class Manifest:
     """Contents of `manifest.json`.
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mm_ldlm.core import CheckpointError, UnsafePathError, show
-from mm_ldlm.core.files import InputFile, inside, new_directory, write_problem, write_text
+from mm_ldlm.core.files import InputFile, inside, json_document, new_directory, write_problem, write_text
 from mm_ldlm.data.store.fingerprint import file_sha256
 from mm_ldlm.data.store.manifest import VERIFIED
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, MARKER, NAME, all_in, latest, name_of, pointed
@@ -41,7 +41,7 @@ class Contents:
     """folder name → folder to copy"""
 
 
-@dataclasses.dataclass(frozen=True)
+@json_document
 class File:
     """Size and checksum of a file, as the marker states them."""
 
@@ -49,7 +49,7 @@ class File:
     sha256: str
 
 
-@dataclasses.dataclass(frozen=True)
+@json_document
 class Marker:
     """The last file of a checkpoint."""
 
