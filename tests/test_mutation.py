@@ -128,7 +128,7 @@ def test_a_listed_equivalent_is_not_drawn(project: Path) -> None:
             campaign.is_equivalent(mutant, source, [item])
             for mutant in module("operators").mutants_of(item.path, source)
         ), item
-    path = "src/mm_ldlm/diffusion/timesteps.py"
+    path = "src/mm_ldlm/diffusion/random.py"
     drawn = campaign.draw(project, rooms=["diffusion"], count=30, seed=1, known=known)
     assert drawn == campaign.draw(project, rooms=["diffusion"], count=30, seed=1, known=known)
     assert len(drawn) == len(set(drawn)) == 30

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from mm_ldlm.core import ConfigurationError, parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.models.freezing import FreezingSnapshot, freeze
-from mm_ldlm.models.parts import tagged_parameters
+from mm_ldlm.models.parts import FreezingSnapshot, freeze, tagged_parameters
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.base import Batch, Losses
 from mm_ldlm.objectives.capabilities import USES

@@ -79,7 +79,7 @@ def test_pitfall_10_an_untrained_input_is_not_frozen_and_a_trained_one_is(tmp_pa
     again = task.built(task.spec(l2t, init_from="first"), tmp_path)
     assert frozen
     assert {name for name, p in again.learner.root.named_parameters() if not p.requires_grad}
-    from mm_ldlm.models.freezing import freeze
+    from mm_ldlm.models.parts import freeze
 
     with pytest.raises(FreezingError):
         freeze(run.learner.root, frozen, trained=False)

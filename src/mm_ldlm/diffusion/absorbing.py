@@ -14,10 +14,9 @@ from torch import Tensor
 from mm_ldlm.core import config
 from mm_ldlm.diffusion.distributions import categorical
 from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, TokenLosses, Vocabulary
-from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.random import RowGenerator, stratified
 from mm_ldlm.diffusion.registry import MASK_SCHEDULES
 from mm_ldlm.diffusion.schedules import LogLinear, MaskSchedule, SmallestTime
-from mm_ldlm.diffusion.timesteps import stratified
 
 CONSTANT = 2.0
 """Weight of a masked token under `constant`: with the log-linear schedule a token has the same weight on average as

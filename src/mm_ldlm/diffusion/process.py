@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from mm_ldlm.core import NonNegativeInt, PositiveInt, config
 from mm_ldlm.diffusion.distributions import TokenLoss, forbid_, normalise_, token_loss
-from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.random import RowGenerator, antithetic, stratified
 from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.diffusion.timesteps import antithetic, stratified
 
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(noisy_BL, t_B float32, scored_BL) → logits_MV at the scored positions, in row-major order.

@@ -17,9 +17,8 @@ from torch.nn import functional as F
 
 from mm_ldlm.core import Fraction, InvalidValue, NonNegativeFloat, PositiveFloat, config
 from mm_ldlm.diffusion import gaussian
-from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.random import RowGenerator, antithetic
 from mm_ldlm.diffusion.schedules import GaussianSchedule, Scales, SmallestTime
-from mm_ldlm.diffusion.timesteps import antithetic
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import (
     CONDITION_DROPOUT,

@@ -13,7 +13,7 @@ from mm_ldlm.core import ConfigurationError
 from mm_ldlm.distributed.parallel import Parallel, shard
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.freezing import freeze
+from mm_ldlm.models.parts import freeze
 from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.checkpointer import Checkpointer

@@ -13,8 +13,7 @@ import torch
 from mm_ldlm.core import TrainingDiverged
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.models.freezing import FreezingSnapshot
-from mm_ldlm.models.parts import count_by_part
+from mm_ldlm.models.parts import FreezingSnapshot, count_by_part
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.batches import Loader, Planned
 from mm_ldlm.training.checkpointer import Checkpointer

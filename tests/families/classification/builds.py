@@ -7,7 +7,7 @@ import torch
 from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape, init_weights
-from mm_ldlm.models.freezing import freeze
+from mm_ldlm.models.parts import freeze
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.registry import OBJECTIVES

@@ -18,8 +18,7 @@ from mm_ldlm.core import ConfigurationError, bounded, config
 from mm_ldlm.diffusion.absorbing import copy_tokens
 from mm_ldlm.diffusion.distributions import categorical, normalise_
 from mm_ldlm.diffusion.process import TextProcess, TextProcessConfig, TokenLosses, Vocabulary
-from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.timesteps import antithetic
+from mm_ldlm.diffusion.random import RowGenerator, antithetic
 
 
 @config

@@ -20,10 +20,9 @@ from mm_ldlm.core import InvalidValue, NonNegativeFloat, PositiveFloat, config
 from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.distributions import forbid_
-from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.random import RowGenerator, antithetic
 from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES, TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import CosineLatents
-from mm_ldlm.diffusion.timesteps import antithetic
 from mm_ldlm.families.images.model import TextAndImageModel, TextVectorsAndImageModel
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, require_interface

@@ -26,10 +26,9 @@ from mm_ldlm.core import config
 from mm_ldlm.diffusion.absorbing import Masking, unmask_probability
 from mm_ldlm.diffusion.distributions import categorical
 from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, TokenLosses, Vocabulary
-from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.random import RowGenerator, stratified
 from mm_ldlm.diffusion.registry import MASK_SCHEDULES
 from mm_ldlm.diffusion.schedules import LogLinear, MaskSchedule, SmallestTime
-from mm_ldlm.diffusion.timesteps import stratified
 
 _LARGEST_EXPONENT = 700.0
 """e to this power is finite in float64."""

@@ -10,8 +10,7 @@ from tests.components import inputs_of, model_of, outputs_of, random_batch
 from torch import nn
 
 from mm_ldlm.core import FreezingError
-from mm_ldlm.models.freezing import FreezingSnapshot, freeze
-from mm_ldlm.models.parts import Part, count_by_part, tag, tagged_parameters
+from mm_ldlm.models.parts import FreezingSnapshot, Part, count_by_part, freeze, tag, tagged_parameters
 
 
 def parts(root: nn.Module) -> dict[str, str]:
