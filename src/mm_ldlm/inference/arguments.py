@@ -143,15 +143,11 @@ def read_vectors(path: str | Path, *, dim: int) -> Floats:
     return vectors_of(InputFile(path, remedy=remedy, error=SamplingError).array(), dim=dim, name=str(path))
 
 
-def unit(vectors_nd: Floats) -> npt.NDArray[np.float64]:
-    """Divide vectors by their norms, in float64."""
-    wide_nd = vectors_nd.astype(np.float64)
-    return wide_nd / np.maximum(np.linalg.norm(wide_nd, axis=1, keepdims=True), 1e-12)
-
-
 def cosines_of(a_nd: Floats, b_nd: Floats) -> npt.NDArray[np.float64]:
-    """Compute the cosine (n,) of each vector to the one of the same row."""
-    return np.einsum("nd,nd->n", unit(a_nd), unit(b_nd))
+    """Compute the cosine (n,) of each vector to the one of the same row, in float64; 0 for a zero vector."""
+    wide = [side_nd.astype(np.float64) for side_nd in (a_nd, b_nd)]
+    units = [side_nd / np.maximum(np.linalg.norm(side_nd, axis=1, keepdims=True), 1e-12) for side_nd in wide]
+    return np.einsum("nd,nd->n", *units)
 
 
 # --- samplers ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Requests that read texts and latents: embeddings, the nearest rows of a store, and likelihoods.
+"""Requests that read texts and latents: embeddings, the nearest of other latents, and likelihoods.
 
 The negative log-likelihood of a text is exact, or an upper bound (NELBO).
 """
@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from mm_ldlm.core import PositiveInt, SamplingError, Seed, check
-from mm_ldlm.inference.arguments import Floats, check_tokens, latent_sampler_of, texts_of, unit, vectors_of
+from mm_ldlm.inference.arguments import Floats, check_tokens, latent_sampler_of, texts_of, vectors_of
 from mm_ldlm.inference.model import Latents, LoadedModel, TooLong
 from mm_ldlm.inference.results import Embeddings, Neighbours, Scores
 from mm_ldlm.inference.writing import Values, refuse_texts_beyond_memory
 from mm_ldlm.sampling.limits import Draws
 
-CHUNK = 65_536
-"""Number of rows of a store that are read together"""
 STATISTICS = ("mask_ratio", "masked", "correct", "cross_entropy")
 """Numbers that each draw of a bound leaves for a text, besides the bound (`objectives.generation.Likelihood`)"""
 
@@ -55,27 +53,16 @@ def embed(
     return Embeddings(tuple(texts), raw_nd, raw_Knd, calls, unknown=model.unknown(ids))
 
 
-def neighbours(model: LoadedModel, latents: Latents, store: Any, *, k: int = 5) -> Neighbours:
-    """Find the k rows of `store` nearest to each raw latent by cosine; the store is read in chunks.
+def neighbours(model: LoadedModel, latents: Latents, store: Latents, *, k: int = 5) -> Neighbours:
+    """Find the k rows of `store`, raw latents (m, d), nearest to each raw latent by cosine."""
+    from sklearn.neighbors import NearestNeighbors
 
-    `store` is a `latents.store.LatentStore`, or an (m, d) array, whose row numbers then serve as ids.
-    """
-    k, unit_nd = check(k, PositiveInt, name="k"), unit(vectors_of(latents, dim=model.dim))
-    if is_array := not all(hasattr(store, name) for name in ("take", "strings", "__len__")):
-        store = vectors_of(store, dim=model.dim, name="store")
-    if k > len(store):
-        raise SamplingError(f"k: expected at most the {len(store)} rows of the store, found {k}.")
-    best_nk, rows_nk = np.empty((len(unit_nd), 0)), np.empty((len(unit_nd), 0), dtype=np.int64)
-    for start in range(0, len(store), CHUNK):
-        index = np.arange(start, min(start + CHUNK, len(store)), dtype=np.int64)
-        part_md = unit(vectors_of(store[index] if is_array else store.take(index), dim=model.dim, name="store"))
-        both_nc = np.concatenate([best_nk, unit_nd @ part_md.T], axis=1)
-        rows_nc = np.concatenate([rows_nk, np.broadcast_to(index, (len(unit_nd), len(index)))], axis=1)
-        order = np.argsort(-both_nc, axis=1, kind="stable")[:, :k]
-        best_nk, rows_nk = (np.take_along_axis(each, order, axis=1) for each in (both_nc, rows_nc))
-    names = rows_nk.ravel() if is_array else store.strings("id").take(rows_nk.ravel())
-    ids = [str(name) for name in names]
-    return Neighbours(rows_nk, tuple(tuple(ids[i : i + k]) for i in range(0, len(ids), k)), best_nk)
+    raw_nd, store_md = vectors_of(latents, dim=model.dim), vectors_of(store, dim=model.dim, name="store")
+    if check(k, PositiveInt, name="k") > len(store_md):
+        raise SamplingError(f"k: expected at most the {len(store_md)} rows of the store, found {k}.")
+    nearest = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(store_md)
+    distances_nk, rows_nk = nearest.kneighbors(raw_nd)
+    return Neighbours(rows_nk, 1 - distances_nk)
 
 
 def score(

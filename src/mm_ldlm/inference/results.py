@@ -156,11 +156,10 @@ class Scores:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The k nearest rows of a store to each of n latents, nearest first."""
+    """The k nearest of other latents to each of n latents, nearest first."""
 
     rows: Ints
-    """(n, k) row in the store"""
-    ids: tuple[tuple[str, ...], ...]
+    """(n, k) row among the other latents"""
     cosines: Floats
     """(n, k)"""
 
@@ -169,7 +168,7 @@ class Neighbours:
         n, k = self.rows.shape
         return _table(
             query=np.repeat(np.arange(n), k), rank=np.tile(np.arange(1, k + 1), n), row=self.rows.ravel(),
-            id=[identifier for row in self.ids for identifier in row], cosine=self.cosines.ravel(),
+            cosine=self.cosines.ravel(),
         )  # fmt: skip
 
 

@@ -67,14 +67,10 @@ class SearchResult:
     """(B, L)"""
     cosines: Tensor
     """(B,) float32 cosine of the re-embedded text to the target"""
-    first_cosines: Tensor
-    """(B,) float32 cosine of the first candidate, which is the result without a search"""
     model_calls_per_row: Tensor
     """(B,) model calls for all candidates of the target"""
     encoder_calls_per_row: Tensor
     """(B,) sentences embedded for the target"""
-    rounds_taken: Tensor
-    """(B,) rounds before the target was good enough or the rounds ended"""
 
 
 class Drafts(NamedTuple):
@@ -205,21 +201,18 @@ def search(
     """
     B = len(canvases_BKL)
     run = Search(config, write, nearness, targets=B, mask_id=mask_id, pad_id=pad_id, generator=generator)
-    started = run.start(canvases_BKL)
-    first_B, best = started.cosines[:, 0], _best(started, config.beam)
-    rounds_B, live = torch.zeros_like(run.model_calls_B), torch.arange(B, device=canvases_BKL.device)
+    best = _best(run.start(canvases_BKL), config.beam)
+    live = torch.arange(B, device=canvases_BKL.device)
     for number in range(config.rounds):
         live = live[best.cosines[live, 0] < config.good_enough]
         if not live.numel():
             break
-        rounds_B = rounds_B.index_add(0, live, torch.ones_like(live))
         parents = best.pick(live)
         both = joined([parents, run.children(parents, live, number)], torch.cat)
         best = best.replaced(live, _best(both, best.tokens.shape[1]))
     return SearchResult(
-        best.tokens[:, 0], best.log_probs[:, 0], best.cosines[:, 0], first_B, run.model_calls_B, run.encoder_calls_B,
-        rounds_B,
-    )  # fmt: skip
+        best.tokens[:, 0], best.log_probs[:, 0], best.cosines[:, 0], run.model_calls_B, run.encoder_calls_B
+    )
 
 
 def _best(drafts: Drafts, count: int) -> Drafts:

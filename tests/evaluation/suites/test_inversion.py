@@ -17,7 +17,6 @@ from mm_ldlm.evaluation.suites.inversion import (
     bag_of_words,
     bleu_of_counts,
     by_length,
-    nearest_training_rows,
     score_rows,
     summarise,
     token_set_f1,
@@ -112,10 +111,3 @@ def test_the_bag_of_words_recovers_words_that_the_latent_contains_linearly() -> 
     assert [sorted(row) for row in found] == tokens[350:]
     right_order = sum(a < b for row in found for a, b in pairwise(row))  # small numbers come first in training
     assert right_order > 0.8 * sum(len(row) - 1 for row in found)
-
-
-def test_the_nearest_training_sentence_is_that_of_the_highest_cosine() -> None:
-    draw = np.random.default_rng(0)
-    train = draw.normal(size=(700, 8)) * draw.uniform(0.1, 9, (700, 1))
-    query = train[::7] * 3 + draw.normal(size=(100, 8)) * 1e-3
-    assert (nearest_training_rows(query, train) == np.arange(0, 700, 7)).all()

@@ -216,8 +216,9 @@ def exact_ratio(rows: pd.DataFrame, reference: pd.DataFrame, bootstrap: Bootstra
 def baselines(model: Any, sentences: Sentences, train: Sentences, bootstrap: Bootstrap) -> dict[str, Any]:
     """Score the nearest training sentence and the bag of words in the same way as the model."""
     latents_nd, found = sentences.latents, {}
+    nearest = model.neighbours(latents_nd, train.latents, k=1)
     outputs: dict[str, Sequence[Sequence[int]]] = {
-        "nearest_training_sentence": [train.tokens[i] for i in nearest_training_rows(latents_nd, train.latents)],
+        "nearest_training_sentence": [train.tokens[i] for i in nearest.rows[:, 0]],
         "bag_of_words": bag_of_words(latents_nd, train.latents, train.tokens),
     }
     for name, rows in outputs.items():
@@ -409,18 +410,6 @@ def by_length(rows: pd.DataFrame, bootstrap: Bootstrap, *, edges: Sequence[int])
 
 
 # -- baselines -------------------------------------------------------------------------------------------------------
-
-
-def nearest_training_rows(query_Nd: np.ndarray, train_Md: np.ndarray) -> np.ndarray:
-    """Find the training latent with the highest cosine to each query: (N,) rows.
-
-    The sentence of that row is the output of a model that only memorises.
-    """
-    from sklearn.neighbors import NearestNeighbors
-
-    search = NearestNeighbors(n_neighbors=1, metric="cosine", algorithm="brute").fit(train_Md)
-    found_N: np.ndarray = search.kneighbors(query_Nd, return_distance=False)[:, 0]
-    return found_N
 
 
 def bag_of_words(

@@ -53,6 +53,14 @@ class UnconditionalConfig:
         refuse_samplers(self.order, self.text, self.latent)
 
 
+def _refuse_other_count(config: Any, key: str, of: str, *, besides: int | None = None) -> None:
+    """Raise InvalidValue unless there is a text of `key` for each of `of`, or `besides` texts of `key`."""
+    found, expected = len(getattr(config, key)), len(getattr(config, of))
+    if expected and found not in (expected, besides):
+        also = "" if besides is None else f", or {besides}"
+        raise InvalidValue(f"{key} must have a text for each of the {expected} {of}{also}, found {found}", key, of)
+
+
 @config
 class InfillConfig:
     """Texts to infill, given the embeddings of the texts `latents_of` (none, or one for each text)."""
@@ -61,13 +69,7 @@ class InfillConfig:
     latents_of: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.latents_of and len(self.latents_of) != len(self.texts):
-            raise InvalidValue(
-                f"latents_of must be empty or have one text for each of {len(self.texts)} texts, found "
-                f"{len(self.latents_of)}",
-                "latents_of",
-                "texts",
-            )
+        _refuse_other_count(self, "latents_of", "texts", besides=0)
 
 
 @config
@@ -80,13 +82,7 @@ class EditConfig:
     which: Which = "least_likely"
 
     def __post_init__(self) -> None:
-        if len(self.targets) not in (1, len(self.sources)) and self.sources:
-            raise InvalidValue(
-                f"targets must have one text, or one for each of {len(self.sources)} sources, found "
-                f"{len(self.targets)}",
-                "sources",
-                "targets",
-            )
+        _refuse_other_count(self, "targets", "sources", besides=1)
 
 
 @config
@@ -100,12 +96,7 @@ class InterpolateConfig:
     path: Curve = "slerp"
 
     def __post_init__(self) -> None:
-        if len(self.starts) != len(self.ends):
-            raise InvalidValue(
-                f"expected as many ends as starts, found {len(self.starts)} starts, {len(self.ends)} ends",
-                "starts",
-                "ends",
-            )
+        _refuse_other_count(self, "ends", "starts")
 
 
 def _known(task: str) -> str:
