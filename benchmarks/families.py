@@ -65,8 +65,7 @@ def _build(name: str, root: Path) -> Any:
 
     from mm_ldlm.app.config_loader import LayeredConfigLoader
     from mm_ldlm.app.parameters import check_parameters
-    from mm_ldlm.distributed.environment import RankInfo
-    from mm_ldlm.distributed.process import Process, choose_device
+    from mm_ldlm.distributed.process import Process
     from mm_ldlm.models.base import DataShape
     from mm_ldlm.settings import CONFIG_LOADER_ARGS
     from mm_ldlm.training.build import build
@@ -94,7 +93,7 @@ def _build(name: str, root: Path) -> Any:
     )  # fmt: skip
     data = Data(train=training.Sentences(VOCAB), validation=None, shape=shape, folders={}, stores=stores)
     return build(
-        spec, root=root, data=data, process=Process(RankInfo(), choose_device("cpu"), None),
+        spec, root=root, data=data, process=Process(),
         tracker=Tracker(root / f"{name}.jsonl"),
     )  # fmt: skip
 

@@ -74,14 +74,13 @@ def _spec(steps: int) -> Any:
 
 def _parts(root: Path) -> tuple[Any, Any]:
     """A built run, and the same once more for the bare loop."""
-    from mm_ldlm.distributed.environment import RankInfo
-    from mm_ldlm.distributed.process import Process, choose_device
+    from mm_ldlm.distributed.process import Process
     from mm_ldlm.training.build import build
     from mm_ldlm.training.data import Data
     from mm_ldlm.training.jsonl import Tracker
 
     data = Data(train=Sentences(), validation=None, shape=_shape(), folders={})
-    process = Process(RankInfo(), choose_device("cpu"), None)
+    process = Process()
     return tuple(
         build(_spec(100_000), root=root, data=data, process=process, tracker=Tracker(root / f"{name}.jsonl"))
         for name in ("loop", "bare")

@@ -56,5 +56,5 @@ def test_a_single_process_keeps_its_values() -> None:
     value = torch.tensor([1.0, 2.0])
     assert collectives.sum_(value) is value
     assert collectives.max_(value) is value
-    assert (collectives.world(), collectives.gather("x")) == (1, ["x"])
+    assert collectives.gather("x") == ["x"]
     collectives.barrier()

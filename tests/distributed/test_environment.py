@@ -15,10 +15,6 @@ TORCHRUN = {
     "MASTER_PORT": "29400", "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_RUN_ID": "x",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
 }  # fmt: skip
-SLURM = {
-    "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_STEP_NODELIST": "gpu[03-04]",
-    "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_ID": "20077", "SLURM_RESTART_COUNT": "3",
-}  # fmt: skip
 JOB = {"SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "gpu[03-04]"}
 
 
@@ -28,9 +24,6 @@ JOB = {"SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "gpu[03-0
         ({}, RankInfo()),
         ({"RANK": "1", "WORLD_SIZE": "2"}, RankInfo()),  # the numbers of a host
         (TORCHRUN, RankInfo(3, 1, 4, 2, "head", 29400, 2, "x", True)),
-        (SLURM, RankInfo(5, 1, 8, 4, "gpu03", 10077, 3, "20077", False)),
-        (SLURM | {"MASTER_ADDR": "here", "MASTER_PORT": "1234"}, RankInfo(5, 1, 8, 4, "here", 1234, 3, "20077", False)),
-        (SLURM | {"SLURM_NTASKS": "1"}, RankInfo()),  # a task that starts the ranks itself
     ],
 )
 def test_a_rank_reads_its_place(variables: dict[str, str], expected: RankInfo) -> None:
@@ -81,7 +74,6 @@ def test_the_first_host_of_a_list_is_its_first_name(name: str, numbers: list[int
     [
         (rank_info, TORCHRUN | {"RANK": "4"}, (4,)),
         (rank_info, TORCHRUN | {"MASTER_PORT": ""}, ("MASTER_PORT",)),
-        (rank_info, SLURM | {"SLURM_LOCALID": "one"}, ("SLURM_LOCALID", "one")),
         (hosts, {"NNODES": "two"}, ("NNODES", "two")),
         (hosts, {"NNODES": "0"}, ("NNODES", 0)),
         (hosts, {"NPROC_PER_NODE": "-8"}, ("NPROC_PER_NODE", -8)),

@@ -20,7 +20,7 @@ from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.checkpoints import folder
-from mm_ldlm.training.checkpoints.identity import identity_of
+from mm_ldlm.training.checkpoints.weights import identity_of
 
 DIM, LENGTH, WORDS = 6, 12, 20
 MMDIT = {"kind": "mmdit", "dim": 32, "depth": 2, "heads": 2, "latent_tokens": 2}

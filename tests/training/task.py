@@ -17,7 +17,6 @@ from tests.training.faults import KIND
 from torch import Tensor
 
 from mm_ldlm.core import ConfigurationError, parse, parse_kind
-from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process, choose_device
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
@@ -33,7 +32,7 @@ from mm_ldlm.training.spec import TrainingSpec
 SHAPE = DataShape(vocab_size=24, pad_id=0, mask_id=1, max_length=12, fields={"latents": (8,)})
 SIZE = {"dim": 16, "depth": 2, "heads": 2, "latent_tokens": 2, "token_vectors": "random"}
 """Options of a tiny model, as far as its kind has them"""
-ALONE = Process(RankInfo(), torch.device("cpu"), None)
+ALONE = Process()
 Draw = Callable[[np.random.Generator, np.ndarray], np.ndarray]
 """(generator, lengths (N,)) → values of a field (N, …)"""
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.training import task
 
-from mm_ldlm.distributed.environment import RankInfo
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.batches import BatchPlan, Loader, deal
 from mm_ldlm.training.config import BatchConfig
@@ -92,7 +91,7 @@ def test_ranks_and_micro_batches_share_a_batch_without_loss(
 
 def loader(source: Any, *, prefetch: int) -> Loader:
     made = plan(source.lengths, BatchConfig(examples=7, prefetch=prefetch))
-    return Loader(made, source, ("latents",), Process(RankInfo(), torch.device("cpu"), None), fill=False)
+    return Loader(made, source, ("latents",), Process(), fill=False)
 
 
 def test_batches_that_a_thread_prepares_are_those_of_the_loop() -> None:

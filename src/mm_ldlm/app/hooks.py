@@ -104,7 +104,7 @@ class ProjectHooks:
         unused = {name for name, used in (("training", not only_plans), ("encoder", embeds)) if not used}
         check_machine(typed, read=read, unused=unused)
         if "training" in read:
-            refuse_missing_origin(typed["training"], typed["model"], runs=Path(self._entries["runs"]["filepath"]))
+            refuse_missing_origin(typed["training"], runs=Path(self._entries["runs"]["filepath"]))
         if launches:
             check_number(with_environment(typed["training"].launch))
 

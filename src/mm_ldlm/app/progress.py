@@ -19,7 +19,7 @@ Lines = Sequence[dict[str, Any]]
 Sink = Callable[[Lines], None]
 
 _SHOWN = frozenset(
-    ("skip", "rollback", "checkpoint_failed", "checkpoint_damaged", "ended_early", "resume_differs", "alert")
+    ("skip", "rollback", "checkpoint_failed", "ended_early", "resume_differs", "init_differs", "alert")
 ) | {"preview_failed"}  # fmt: skip
 """Events that are shown as warnings"""
 _LONGEST_SENTENCE = 160

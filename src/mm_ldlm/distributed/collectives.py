@@ -13,11 +13,6 @@ def active() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def world() -> int:
-    """Return the number of ranks."""
-    return dist.get_world_size() if active() else 1
-
-
 def sum_(tensor: Tensor) -> Tensor:
     """Sum over all ranks, in place."""
     if active():
@@ -40,7 +35,8 @@ def barrier() -> None:
 
 def gather(value: T) -> list[T]:
     """Gather a Python value of every rank on every rank, in rank order."""
-    found = [value] * world()
-    if active():
-        dist.all_gather_object(found, value)
+    if not active():
+        return [value]
+    found = [value] * dist.get_world_size()
+    dist.all_gather_object(found, value)
     return found

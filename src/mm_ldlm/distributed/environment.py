@@ -48,37 +48,25 @@ _NUMBERS = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "WORLD_SIZE", "RANK", "SLUR
 
 
 def rank_info(environment: Mapping[str, str] | None = None) -> RankInfo:
-    """Read this process's rank from torchrun's variables or SLURM's (one task per process); else use one process.
+    """Read this process's rank from torchrun's variables; without them this process is the only one.
 
     Raises:
-        ConfigurationError: A variable is not a number, or rank and world size contradict each other.
+        ConfigurationError: a variable is not a number, or rank and world size contradict each other.
     """
     env = os.environ if environment is None else environment
-    if "RANK" in env and "WORLD_SIZE" in env and "LOCAL_RANK" in env:
-        found = RankInfo(
-            rank=_int(env, "RANK"),
-            local_rank=_int(env, "LOCAL_RANK"),
-            world=_int(env, "WORLD_SIZE"),
-            local_world=_int(env, "LOCAL_WORLD_SIZE", 1),
-            master_address=env.get("MASTER_ADDR", "127.0.0.1"),
-            master_port=_int(env, "MASTER_PORT", 29500),
-            attempt=_int(env, "TORCHELASTIC_RESTART_COUNT", 0),
-            run_id=env.get("TORCHELASTIC_RUN_ID", ""),
-            agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True",
-        )
-    elif "SLURM_PROCID" in env and _int(env, "SLURM_NTASKS", 1) > 1 and "SLURM_STEP_NODELIST" in env:
-        found = RankInfo(
-            rank=_int(env, "SLURM_PROCID"),
-            local_rank=_int(env, "SLURM_LOCALID", 0),
-            world=_int(env, "SLURM_NTASKS"),
-            local_world=_int({"n": env.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0]}, "n"),
-            master_address=env.get("MASTER_ADDR") or first_host(env["SLURM_STEP_NODELIST"]),
-            master_port=_int(env, "MASTER_PORT", 10000 + _int(env, "SLURM_JOB_ID", 0) % 20000),
-            attempt=_int(env, "SLURM_RESTART_COUNT", 0),
-            run_id=env.get("SLURM_JOB_ID", ""),
-        )
-    else:
+    if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= env.keys():
         return RankInfo()
+    found = RankInfo(
+        rank=_int(env, "RANK"),
+        local_rank=_int(env, "LOCAL_RANK"),
+        world=_int(env, "WORLD_SIZE"),
+        local_world=_int(env, "LOCAL_WORLD_SIZE", 1),
+        master_address=env.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=_int(env, "MASTER_PORT", 29500),
+        attempt=_int(env, "TORCHELASTIC_RESTART_COUNT", 0),
+        run_id=env.get("TORCHELASTIC_RUN_ID", ""),
+        agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True",
+    )
     if not 0 <= found.rank < found.world:
         raise ConfigurationError(
             f"expected RANK in 0..{found.world - 1} with WORLD_SIZE={found.world}, found {found.rank}. "

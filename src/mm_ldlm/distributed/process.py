@@ -12,26 +12,19 @@ from mm_ldlm.core import ConfigurationError, WorkerFailed
 from mm_ldlm.distributed import environment
 from mm_ldlm.distributed.environment import RankInfo
 
+CPU = torch.device("cpu")
+
 
 @dataclasses.dataclass(frozen=True)
-class Process:
-    """This rank and its device."""
+class Process(RankInfo):
+    """This rank, its device, and the backend of its process group (None without one)."""
 
-    rank_info: RankInfo
-    device: torch.device
-    backend: str | None
-
-    @property
-    def rank(self) -> int:
-        return self.rank_info.rank
-
-    @property
-    def world(self) -> int:
-        return self.rank_info.world
+    device: torch.device = CPU
+    backend: str | None = None
 
     @property
     def is_main(self) -> bool:
-        return self.rank_info.rank == 0
+        return self.rank == 0
 
 
 def choose_device(wanted: str, *, local_rank: int = 0) -> torch.device:
@@ -69,7 +62,7 @@ def joined(
             )
         torch.cuda.set_device(chosen)
     if rank_info.world == 1 and not group_of_one:
-        yield Process(rank_info, chosen, None)
+        yield Process(**vars(rank_info), device=chosen)
         return
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     timeout = datetime.timedelta(minutes=timeout_minutes)
@@ -94,7 +87,7 @@ def joined(
             "was started, that the address is that of the first host, and that the port is open between the hosts."
         ) from error
     try:
-        yield Process(rank_info, chosen, backend)
+        yield Process(**vars(rank_info), device=chosen, backend=backend)
     finally:
         # After an error the peers may be gone; an error of destroying the group must not hide the first one.
         with contextlib.suppress(Exception):

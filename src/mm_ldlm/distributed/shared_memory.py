@@ -48,11 +48,10 @@ def shared_memory(process: Process, *, elements: int) -> SharedMemory | None:
 
     Returns None where the ranks cannot share memory: one rank, a GPU, several hosts, or a system that refuses it.
     """
-    info = process.rank_info
-    if process.device.type != "cpu" or info.local_world != info.world or not collectives.active():
+    if process.device.type != "cpu" or process.local_world != process.world or not collectives.active():
         return None
     # a multiple of 64 bytes, so that every rank's part begins with a cache line
-    size = 2 * info.world * 4 * (-(-min(elements, CHUNK) // 16) * 16)
+    size = 2 * process.world * 4 * (-(-min(elements, CHUNK) // 16) * 16)
     mine, path = -1, ""
     if process.is_main:
         mine = _anonymous(size)

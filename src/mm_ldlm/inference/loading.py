@@ -41,8 +41,7 @@ from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.training.checkpoints import folder
-from mm_ldlm.training.checkpoints.identity import identity_of, refuse_other
-from mm_ldlm.training.checkpoints.weights import load_tensors, saved_tensors
+from mm_ldlm.training.checkpoints.weights import identity_of, load_tensors, refuse_other, saved_tensors
 
 
 @dataclass(frozen=True)

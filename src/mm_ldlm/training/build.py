@@ -19,17 +19,14 @@ from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.data import Data, token_counts
 from mm_ldlm.training.diagnostics import Diagnostics
-from mm_ldlm.training.ema import Ema
-from mm_ldlm.training.guard import Guard
 from mm_ldlm.training.initial import initialise
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.loop import Run
-from mm_ldlm.training.optimizer import Optimization
 from mm_ldlm.training.precision import resolve
 from mm_ldlm.training.preview import Preview, task_of
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.state import TrainingState, seed_everything, step_seed
+from mm_ldlm.training.state import seed_everything, step_seed
 from mm_ldlm.training.stepper import Stepper
 from mm_ldlm.training.throughput import Throughput
 from mm_ldlm.training.validation import Validation
@@ -63,19 +60,16 @@ def build(spec: TrainingSpec, *, root: Path, data: Data, process: Process, track
     plan = BatchPlan(data.train.lengths, config.batch, seed=spec.seed, max_length=data.shape.max_length)
     if compiled:
         trainable.call_as(_compiled(trainable.model, graphs=2 * len(plan.shapes()) * len(objective.kinds)))
-    scaler = torch.amp.GradScaler(process.device.type, enabled=config.precision.autocast == "fp16")
     parallel = Parallel(trainable, process, strategy=config.parallel)
-    learner = Learner(
-        trainable, Ema(trainable, config.ema),
-        Optimization(trainable, config.optimizer, max_steps=config.steps, scaler=scaler),
-        Guard(config.guard), TrainingState(),
-    )  # fmt: skip
+    learner = Learner.start(trainable, config, process.device)
     loader = Loader(plan, data.train, objective.fields, process, fill=compiled)
     return Run(
         config=config,
         process=process,
         learner=learner,
-        stepper=Stepper(parallel, process, precision=config.precision, scaler=scaler, seed=spec.seed),
+        stepper=Stepper(
+            parallel, process, precision=config.precision, scaler=learner.optimization.scaler, seed=spec.seed
+        ),
         loader=loader,
         checkpointer=Checkpointer(learner, spec, process, tracker, run=directory, folders=data.folders),
         tracker=tracker,

@@ -10,8 +10,8 @@ from mm_ldlm.core import CheckpointError, to_dict
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.checkpoints import folder
-from mm_ldlm.training.checkpoints.identity import differences, identity_of, refuse_other
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, latest
+from mm_ldlm.training.checkpoints.weights import differences, identity_of, refuse_other
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.spec import TrainingSpec
@@ -127,7 +127,7 @@ class Checkpointer:
 
         `never` counts only before a rank was lost. An incomplete checkpoint is refused, not passed over.
         """
-        if origin == "never" and self.process.rank_info.attempt == 0:
+        if origin == "never" and self.process.attempt == 0:
             return None
         path = latest(self.directory)
         if path is None and origin not in ("auto", "never"):

@@ -211,8 +211,7 @@ class TrainingConfig:
         resume: auto (from the newest checkpoint of this run, if any), never, or a run or checkpoint folder.
         seed: seed of initial values, batches and noise; null: the project's seed, which data, sampling and evaluation
             keep.
-        init_from: folder of a checkpoint whose weights to start from (at step 0, with a new optimizer), or the
-            model.pt of another trainer, if it has a known format or the names of the model.
+        init_from: folder of a run or a checkpoint whose weights to start from (at step 0, with a new optimizer).
         init_vocabulary: same refuses a checkpoint of `init_from` whose tokens have other ids; by_token takes the rows
             of embeddings and output by token, and those of new tokens keep their initial values.
         run_name: name of the run folder; null derives it from the fingerprint of the run.

@@ -11,17 +11,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 
-from mm_ldlm.core import CheckpointError, ConfigurationError, Registry, nearest, parse, show, to_dict
+from mm_ldlm.core import CheckpointError, ConfigurationError, nearest, parse, show, to_dict
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.checkpoints import folder
-from mm_ldlm.training.checkpoints.weights import load_tensors, persistent_buffers, refuse_non_finite
+from mm_ldlm.training.checkpoints.weights import differences, load_tensors, persistent_buffers, refuse_non_finite
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.spec import TrainingSpec
@@ -31,61 +31,17 @@ Build = Callable[[DataShape], TrainableRoot]
 TOKENIZER = "tokenizer"
 
 
-class Weights(Protocol):
-    """Weights in the files of another trainer; the registry `weights` lists the classes that read them."""
-
-    file: Path
-    """file of the weights, for messages"""
-
-    @staticmethod
-    def recognises(path: Path) -> bool:
-        """Return whether the path is a checkpoint of this form, without reading it."""
-        ...
-
-    @classmethod
-    def read(cls, path: Path, *, options: Mapping[str, Any]) -> Weights:
-        """Read a checkpoint for a model with these options (its configuration, with its kind).
-
-        Raises:
-            CheckpointError: it is damaged, or no model with these options can have its function.
-        """
-        ...
-
-    def fitted(self, shapes: Mapping[str, Size]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return finite tensors by the names of parameters of these shapes, and a note for the log.
-
-        Names of the model have no prefix, names of the objective begin with `objective.`.
-        """
-        ...
-
-
-WEIGHTS = Registry("reader of checkpoints of other trainers", core={}, group="weights")
-
-
-def weights_of(path: Path, *, options: Mapping[str, Any]) -> Weights | None:
-    """Read a checkpoint of another trainer; None if the path is not one."""
-    reader = _reader(path)
-    return None if reader is None else reader.read(path, options=options)
-
-
-def _reader(path: Path) -> type[Weights] | None:
-    readers = (WEIGHTS.load(name) for name in WEIGHTS)
-    return next((reader for reader in readers if reader.recognises(path)), None)
-
-
-def refuse_missing_origin(training: TrainingConfig, model: Any, *, runs: Path) -> None:
+def refuse_missing_origin(training: TrainingConfig, *, runs: Path) -> None:
     """Refuse a `training.resume` or `training.init_from` that names no checkpoint, before the first node of a run.
 
     Raises:
         ConfigurationError: there is none; the message names the nearest folder.
-        CheckpointError: it is not complete, or belongs to another model.
+        CheckpointError: it is not complete.
     """
     for key, named in (("resume", training.resume), ("init_from", training.init_from)):
         if named in ("auto", "never", None):
             continue
         path = runs / named
-        if key == "init_from" and weights_of(path, options=to_dict(model)):
-            continue
         if not path.is_dir():
             near = nearest(path.name, sorted(entry.name for entry in path.parent.glob("*")))
             raise ConfigurationError(
@@ -110,20 +66,9 @@ class Vocabularies:
     our_shape: DataShape
 
 
-def refuse_other_vocabulary(path: Path, tokenizer: TextTokenizer) -> None:
-    """Raise CheckpointError unless the checkpoint's rows belong to the same tokens as those of this run.
-
-    A checkpoint of another trainer may have no tokenizer of this project, so that nothing can be compared.
-    """
-    if _reader(path) is not None:
-        source = path if path.is_dir() else path.parent
-        if not (source / TOKENIZER).is_dir():
-            return
-        fingerprint: Any = TextTokenizer.load(source / TOKENIZER).fingerprint
-    else:
-        source = folder.find(path)
-        fingerprint = _identity(source).get(TOKENIZER)
-    if fingerprint == tokenizer.fingerprint:
+def refuse_other_vocabulary(source: Path, tokenizer: TextTokenizer) -> None:
+    """Raise CheckpointError unless the checkpoint's rows belong to the same tokens as those of this run."""
+    if _identity(source).get(TOKENIZER) == tokenizer.fingerprint:
         return
     raise CheckpointError(
         f"{source}: expected the vocabulary of this run ({tokenizer.vocab_size} tokens) for the weights of "
@@ -161,15 +106,12 @@ def initialise(
     Raises:
         CheckpointError: the checkpoint belongs to another model or vocabulary, or contains values that are not finite.
     """
-    if (foreign := weights_of(path, options=to_dict(spec.model))) is not None:
-        shapes = {name.removeprefix("model."): value.shape for name, value in root.named_parameters()}
-        found, note = foreign.fitted(shapes)
-        values, source = root_names(found), foreign.file
-        tracker.event(0, "init_format", **note)
-    else:
-        source = folder.find(path)
-        name = "ema.safetensors" if (source / "ema.safetensors").is_file() else "model.safetensors"
-        values = folder.tensors(source, name)
+    source = folder.find(path)
+    name = "ema.safetensors" if (source / "ema.safetensors").is_file() else "model.safetensors"
+    values = folder.tensors(source, name)
+    theirs = _identity(source).get("model")
+    if isinstance(theirs, dict) and (differing := differences(theirs, to_dict(spec.model))):
+        tracker.event(0, "init_differs", fields=differing)
     own = {name for name in values if name.startswith("objective.")} & dict(root.named_parameters()).keys()
     targets = {name: p for name, p in root.named_parameters() if own or not name.startswith("objective.")}
     buffers = persistent_buffers(root).keys()
@@ -181,7 +123,7 @@ def initialise(
     if tokenizer is not None:
         mine = TextTokenizer.load(tokenizer)
         if spec.training.init_vocabulary == "same":
-            refuse_other_vocabulary(path, mine)
+            refuse_other_vocabulary(source, mine)
         else:
             both = _vocabularies(source, mine, spec.shape)
             values = remap(values, targets, both, build=build, source=source)
@@ -189,11 +131,6 @@ def initialise(
                 0, "init_vocabulary", kept=len(both.ours), new=mine.vocab_size - len(both.ours), source=str(source)
             )
     load_tensors(targets, values, source)
-
-
-def root_names(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return parameters of a model under their names in the trainable root; the objective's keep theirs."""
-    return {name if name.startswith("objective.") else f"model.{name}": value for name, value in values.items()}
 
 
 def remap(

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from mm_ldlm.training.checkpoints.weights import (
     refuse_non_finite,
     saved_tensors,
 )
+from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.ema import Ema
 from mm_ldlm.training.guard import Guard
 from mm_ldlm.training.optimizer import Optimization
@@ -35,6 +36,13 @@ class Learner:
     optimization: Optimization
     guard: Guard
     state: TrainingState
+
+    @classmethod
+    def start(cls, root: TrainableRoot, config: TrainingConfig, device: torch.device) -> Self:
+        """Make the learner of a run that has not started."""
+        scaler = torch.amp.GradScaler(device.type, enabled=config.precision.autocast == "fp16")
+        optimization = Optimization(root, config.optimizer, max_steps=config.steps, scaler=scaler)
+        return cls(root, Ema(root, config.ema), optimization, Guard(config.guard), TrainingState())
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return all tensors by file of a checkpoint; they change with the next step."""

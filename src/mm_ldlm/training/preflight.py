@@ -59,7 +59,7 @@ def preflight(run: Run) -> list[Check]:
 
 
 def device(process: Process, autocast: str) -> Check:
-    local = process.rank_info.local_world
+    local = process.local_world
     if process.device.type != "cuda":
         return Check("device", f"CPU, {local} process(es) of {torch.get_num_threads()} thread(s), {autocast}")
     free, total = torch.cuda.mem_get_info(process.device)

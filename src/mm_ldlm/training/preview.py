@@ -83,13 +83,6 @@ class Preview:
     @torch.no_grad()
     def _write(self, length: int) -> list[int]:
         """Write one text: ids without pads, given the latent of the sentence or from noise."""
-        self.root.eval()
-        try:
-            return self._sample(length)
-        finally:
-            self.root.train()
-
-    def _sample(self, length: int) -> list[int]:
         model = self.root.objective.generative_model(self.root.model)
         device = next(self.root.parameters()).device
         given = self.task == "l2t"
@@ -97,8 +90,12 @@ class Preview:
         generator = RowGenerator(step_seed(self.seed, 0, "preview"), torch.zeros(1, dtype=torch.int64).to(device))
         length = min(length if model.has_length else LONGEST, model.shape.max_length)
         canvas_1L = torch.full((1, length), model.shape.mask_id, device=device)
-        sample = model.write(
-            canvas_1L, torch.ones_like(canvas_1L, dtype=torch.bool), latents_Bd=latents_1d,
-            sampler=model.default_sampler(conditional=given), generator=generator,
-        )  # fmt: skip
+        self.root.eval()
+        try:
+            sample = model.write(
+                canvas_1L, torch.ones_like(canvas_1L, dtype=torch.bool), latents_Bd=latents_1d,
+                sampler=model.default_sampler(conditional=given), generator=generator,
+            )  # fmt: skip
+        finally:
+            self.root.train()
         return [index for index in sample.tokens[0].tolist() if index != model.shape.pad_id]

@@ -32,16 +32,8 @@ class Stepper:
     ) -> None:  # fmt: skip
         self.parallel, self.process, self.precision = parallel, process, precision
         self.scaler, self.seed = scaler, seed
-
-    @property
-    def root(self) -> TrainableRoot:
-        root: TrainableRoot = self.parallel.inner
-        return root
-
-    @property
-    def objective(self) -> Objective:
-        objective: Objective = self.root.objective
-        return objective
+        self.root: TrainableRoot = parallel.inner
+        self.objective: Objective = self.root.objective
 
     def generator(self, batch: Batch, draw: int) -> RowGenerator:
         """Make the generator of a micro-batch from the run's seed, the draw and the positions in the global batch."""

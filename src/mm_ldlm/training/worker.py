@@ -1,4 +1,4 @@
-"""Training worker, one rank: `python -m mm_ldlm.training.worker SPEC`, by elastic_launch, torchrun, srun, or alone.
+"""Training worker, one rank: `python -m mm_ldlm.training.worker SPEC`, by elastic_launch, torchrun, or alone.
 
     torchrun --nproc-per-node=2 -m mm_ldlm.training.worker data/06_models/runs/training_spec.json
 
@@ -61,7 +61,7 @@ def train(spec: TrainingSpec, *, root: Path, data: Data | None = None) -> Result
         ) as process,
         _alone(root, spec.name, process),
     ):
-        launch, attempt = process.rank_info.run_id, process.rank_info.attempt
+        launch, attempt = process.run_id, process.attempt
         tracker = _open_folder(directory, spec, process)
         try:
             if attempt > 0 and launch and (before := read_status(directory)).launch == launch:
@@ -127,7 +127,7 @@ def _open_folder(directory: Path, spec: TrainingSpec, process: Process) -> Track
     """Create the run folder with its configuration, and open the log on rank 0."""
     if not process.is_main:
         return Tracker()
-    if spec.training.resume == "never" and process.rank_info.attempt == 0 and directory.exists():
+    if spec.training.resume == "never" and process.attempt == 0 and directory.exists():
         directory.rename(aside(directory))
     (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     for place in (directory, directory / CHECKPOINTS):

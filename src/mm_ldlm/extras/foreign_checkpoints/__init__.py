@@ -1,7 +1,6 @@
 """Checkpoints of other trainers: import, export and initial weights."""
 
 COMPONENTS: dict[str, dict[str, str]] = {
-    "weights": {"foreign": "mm_ldlm.extras.foreign_checkpoints.converting:ForeignWeights"},
     "commands": {
         "import-checkpoint": "mm_ldlm.extras.foreign_checkpoints.commands:import_checkpoint",
         "export-checkpoint": "mm_ldlm.extras.foreign_checkpoints.commands:export_checkpoint",

@@ -17,7 +17,6 @@ import torch
 from torch import Size, Tensor
 
 from mm_ldlm.core import CheckpointError, bounded, config, nearest, show
-from mm_ldlm.extras.foreign_checkpoints import reading
 from mm_ldlm.extras.foreign_checkpoints.formats import FORMATS, ROUNDING, Format, Rule, matches, recognise, summary
 
 ROTARY = {"rotary_emb.inv_freq": 2, "rotary_emb.cos_cached": 1}
@@ -39,29 +38,6 @@ class Converted:
     """its key in `formats.FORMATS`; None: the names are those of this project, or of a mapping"""
     left_out: list[str]
     """names of the checkpoint that became no parameter"""
-
-
-@dataclasses.dataclass(frozen=True)
-class ForeignWeights:
-    """Weights of another trainer for `training.init_from` (the interface `training.initial.Weights`)."""
-
-    file: Path
-    found: dict[str, Tensor]
-    options: Mapping[str, Any]
-
-    @staticmethod
-    def recognises(path: Path) -> bool:
-        return reading.is_legacy(path)
-
-    @classmethod
-    def read(cls, path: Path, *, options: Mapping[str, Any]) -> ForeignWeights:
-        legacy = reading.read(path)
-        refuse_other_model(legacy.tensors, options, legacy.file)
-        return cls(legacy.file, legacy.tensors, options)
-
-    def fitted(self, shapes: Mapping[str, Size]) -> tuple[dict[str, Tensor], dict[str, str | None]]:
-        converted = convert(self.found, shapes, options=self.options, source=self.file)
-        return converted.tensors, {"format": converted.format, "left_out": summary(converted.left_out)}
 
 
 Name = Annotated[str, bounded(min_length=1, max_length=500)]

@@ -27,10 +27,9 @@ from mm_ldlm.models.base import DataShape, init_weights
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training.checkpoints import folder
-from mm_ldlm.training.checkpoints.identity import identity_of
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG
-from mm_ldlm.training.checkpoints.weights import load_tensors, saved_tensors
-from mm_ldlm.training.initial import TOKENIZER, root_names
+from mm_ldlm.training.checkpoints.weights import identity_of, load_tensors, saved_tensors
+from mm_ldlm.training.initial import TOKENIZER
 from mm_ldlm.training.state import TrainingState
 
 Timesteps = Literal["none", "plain"]
@@ -124,7 +123,9 @@ def _load(root: Any, found: Legacy, config: Mapping[str, Any], names: Names | No
         )
     else:
         converted = rename(found.tensors, shapes, names, source=found.file)
-    values = root_names(converted.tensors)
+    values = {
+        name if name.startswith("objective.") else f"model.{name}": value for name, value in converted.tensors.items()
+    }
     if names is not None:
         targets = {name: value for name, value in targets.items() if name in values}
     elif not any(name.startswith("objective.") for name in values):

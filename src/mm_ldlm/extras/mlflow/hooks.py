@@ -76,7 +76,7 @@ class TrackingHooks:
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Open the MLflow run, and save its address to the catalog for the nodes."""
         from mm_ldlm.distributed.environment import hosts
-        from mm_ldlm.training.checkpoints.identity import flat
+        from mm_ldlm.training.checkpoints.weights import flat
 
         self._close("KILLED")
         if not hosts().is_first:
