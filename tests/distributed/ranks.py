@@ -19,19 +19,19 @@ def reports(folder: Path) -> None:
     import torch
     from torch import nn
 
-    from mm_ldlm.distributed import collectives, shared_memory
+    from mm_ldlm.distributed import collectives, parallel
     from mm_ldlm.distributed.parallel import Parallel, full
     from mm_ldlm.distributed.process import joined
 
     rank = environment.rank_info().rank
-    shared_memory.CHUNK = 32
+    parallel.CHUNK = 32
     with joined(device="cpu", timeout_minutes=1, threads=1) as process:
         found: dict[str, Any] = {
             "sum": collectives.sum_(torch.arange(4.0) * (rank + 1)).tolist(),
             "max": collectives.max_(torch.tensor([float(rank), -float(rank)])).tolist(),
             "gather": collectives.gather({"rank": rank, "text": "ä€😀"[:rank]}),
         }
-        memory = shared_memory.shared_memory(process, elements=101)
+        memory = parallel.shared_memory(process, elements=101)
         assert memory is not None
         for name, tensor in tensors(rank).items():
             memory.average_(tensor)
@@ -43,11 +43,11 @@ def reports(folder: Path) -> None:
                 from mm_ldlm.distributed.parallel import shard
 
                 shard(model, [model[0]], process)
-            parallel = Parallel(model, process, strategy=strategy)
+            wrapped = Parallel(model, process, strategy=strategy)
             for micro in range(2):  # of accumulation: gradients are exchanged in the last one only
                 x = torch.randn(4, 3, generator=torch.Generator().manual_seed(2 * rank + micro))
-                with parallel.accumulate(last=micro == 1):
-                    (parallel.module(x).sum() * parallel.gradient_scale).backward()
+                with wrapped.accumulate(last=micro == 1):
+                    (wrapped.module(x).sum() * wrapped.gradient_scale).backward()
             found[strategy] = [full(p.grad).flatten().tolist() for p in model.parameters() if p.grad is not None]
     (folder / f"{rank}.json").write_text(json.dumps(found))
 

@@ -1,6 +1,5 @@
 """Initial weights of another run: the same vocabulary, or its rows moved to the ids of this run."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,7 @@ def test_pitfall_10_an_untrained_input_is_not_frozen_and_a_trained_one_is(tmp_pa
         freeze(run.learner.root, frozen, trained=False)
 
 
-@pytest.mark.parametrize("case", ["nothing", "another model", "poison", "no tokenizer", "no common token"])
+@pytest.mark.parametrize("case", ["nothing", "another model", "poison", "no common token"])
 def test_a_checkpoint_that_does_not_fit_is_refused(case: str, tmp_path: Path, refuses: Callable[..., Any]) -> None:
     loop.train(run_on(WORDS, tmp_path, "first", max_steps=2))
     path = folder.find(tmp_path / "first")
@@ -96,13 +95,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused(case: str, tmp_path: Path, re
         more = {"kind": "autoregressive"}
     elif case == "poison":
         rewrite(path / "ema.safetensors", lambda tensors: next(iter(tensors.values())).fill_(torch.nan))
-    elif case == "no tokenizer":
-        marker = json.loads((path / "COMPLETE").read_text())
-        marker["files"] = {name: about for name, about in marker["files"].items() if "tokenizer" not in name}
-        (path / "COMPLETE").write_text(json.dumps(marker))
-        for file in [*(path / "tokenizer").iterdir()]:
-            file.unlink()
-        (path / "tokenizer").rmdir()
     else:
         words = ["other", "words"]
     with refuses(CheckpointError, path.name):

@@ -75,10 +75,6 @@ def test_a_spec_is_read_as_it_was_written(planned: Plan, tmp_path: Path, refuses
 def test_what_does_not_fit_together_is_refused(planned: Plan, tmp_path: Path, refuses: Callable[..., Any]) -> None:
     with refuses(ConfigurationError, "mmdit", "text_diffusion"):
         planned(objective={"kind": "text_diffusion"})
-    (tmp_path / "runs").mkdir(exist_ok=True)
-    (tmp_path / "runs" / "taken").write_text("")
-    with refuses(ConfigurationError, "taken"):
-        planned(run_name="taken")
     with refuses(ConfigurationError, "run_name", "mine"):
         planned(run_name="mine", resume="mine/checkpoints/step-00000003")
     assert planned(run_name="other", resume="mine/checkpoints/step-00000003").name == "other"

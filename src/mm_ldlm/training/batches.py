@@ -64,8 +64,6 @@ class BatchPlan:
     """Plan of all global batches of all epochs."""
 
     def __init__(self, lengths: Ints, config: BatchConfig, *, seed: int, max_length: int) -> None:
-        if not len(lengths):
-            raise ValueError("expected at least one example, found none")
         self.lengths, self.config, self.seed, self.max_length = lengths, config, seed, max_length
         self._cached: tuple[int, list[tuple[Ints, int]]] | None = None
 

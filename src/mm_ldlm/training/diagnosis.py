@@ -37,7 +37,6 @@ class Findings:
         examples: field → examples with values of it that are not finite.
         parameters: parameters with non-finite values.
         forward: first module with a non-finite output from finite inputs.
-        backward: first module, in backward order, with a non-finite gradient of its output.
         gradient: first parameter with a non-finite gradient.
         norm: largest norm of the gradients of a micro-batch, in float64; 0 if a gradient is not finite.
         steepest: parameter with the largest of these gradients.
@@ -49,7 +48,6 @@ class Findings:
     parameters: list[str] = dataclasses.field(default_factory=list)
     forward: str | None = None
     losses: list[str] = dataclasses.field(default_factory=list)
-    backward: str | None = None
     gradient: str | None = None
     norm: float = 0.0
     steepest: str | None = None
@@ -59,13 +57,12 @@ class Findings:
         """Describe the first cause in one or two sentences; an empty text if all values were finite."""
         gradient = f" The first parameter with a non-finite gradient is {self.gradient}." if self.gradient else ""
         where = "; ".join(f"{name} of examples {numbers[:8]}" for name, numbers in self.examples.items())
-        at = f"at the output of module {self.backward}" if self.backward else "in the backward pass"
         causes = [
             (where, f"the input is not finite: {where} contain NaN or Inf. Remove these examples."),
             (self.parameters, f"{len(self.parameters)} parameters are not finite, first {self.parameters[:1]}."),
             (self.forward, f"with finite inputs, the first non-finite output is that of {self.forward}.{gradient}"),
             (self.losses, f"the model's outputs are finite, but not the loss: {', '.join(self.losses)}.{gradient}"),
-            (self.backward or self.gradient, f"the loss is finite, but gradients became non-finite {at}.{gradient}"),
+            (self.gradient, f"the loss is finite, but gradients became non-finite in the backward pass.{gradient}"),
             (
                 self.norm > LARGEST_NORM,
                 f"the gradients are finite, but too large for float32: their norm is {self.norm:.1e}, the largest are "
@@ -145,17 +142,10 @@ def _gradients(found: Findings, gradients: dict[str, Tensor]) -> None:
 
 
 def _outputs(found: Findings, name: str) -> Any:
-    def backward(gradient: Tensor) -> None:
-        if found.backward is None and not _finite(gradient):
-            found.backward = name
-
     def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:
-        tensors = list(_floats(outputs))
-        if found.forward is None and not all(map(_finite, tensors)) and all(map(_finite, _floats(inputs))):
+        bad = not all(map(_finite, _floats(outputs)))
+        if bad and found.forward is None and all(map(_finite, _floats(inputs))):
             found.forward = name
-        for tensor in tensors:
-            if tensor.requires_grad and tensor.grad_fn is not None:
-                tensor.register_hook(backward)
 
     return hook
 

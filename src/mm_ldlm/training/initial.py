@@ -172,21 +172,13 @@ def _moved(theirs: Tensor, ours: Tensor, both: Vocabularies, *, dim: int) -> Ten
 
 
 def _vocabularies(source: Path, tokenizer: TextTokenizer, shape: DataShape) -> Vocabularies:
-    if not (source / TOKENIZER).is_dir():
-        raise CheckpointError(
-            f"{source}: expected the tokenizer of the checkpoint, to remap its weights by token, found none. Set "
-            "training.init_vocabulary to same, or choose a checkpoint with a tokenizer."
-        )
     theirs, ours = common_tokens(TextTokenizer.load(source / TOKENIZER), tokenizer)
     if len(ours) <= 3:
         raise CheckpointError(
             f"{source}: expected tokens that this run also has, found none besides pad, mask and unknown. Choose a "
             "checkpoint with a tokenizer of the same kind."
         )
-    try:
-        their_shape = parse(DataShape, _identity(source)["shape"], at="shape")
-    except (KeyError, ConfigurationError):
-        raise CheckpointError(f"{source}: expected the shape of its data in training_state.json, found none.") from None
+    their_shape = parse(DataShape, _identity(source).get("shape"), at="shape")
     return Vocabularies(theirs, ours, their_shape, shape)
 
 

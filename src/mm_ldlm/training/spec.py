@@ -129,7 +129,7 @@ def plan(
     """Make the spec of typed parameters and the validated dataset, with paths relative to `runs`.
 
     Raises:
-        ConfigurationError: model, objective, labels and data do not fit together, or the run has the name of a file.
+        ConfigurationError: model, objective, labels and data do not fit together, or the run would resume from itself.
         StoreError: the dataset lacks a store that the objective or the model reads.
     """
     objective.capabilities(model)  # refuses a model that the objective cannot train
@@ -152,11 +152,6 @@ def plan(
         training=_resolved(training, dataset, seed=seed),
         encoder=to_dict(encoder) if "latents" in stores else {},
     )
-    if (runs / spec.name).is_file():
-        raise ConfigurationError(
-            f"parameter 'training.run_name': expected the name of a folder in {runs}, found {spec.name!r}, which is a "
-            "file there. Choose another name, or remove the file."
-        )
     if (runs / training.resume).resolve().parent == (runs / spec.name / CHECKPOINTS).resolve():
         raise ConfigurationError(
             f"parameter 'training.resume': expected another run, found a checkpoint of the run {spec.name} itself, "
