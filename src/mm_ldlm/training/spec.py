@@ -12,11 +12,11 @@ import logging
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from mm_ldlm.core import ConfigurationError, StoreError, parse, parse_kind, to_dict
+from mm_ldlm.core import ConfigurationError, StoreError, parse, to_dict
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.features import feature_of
@@ -58,8 +58,8 @@ class TrainingSpec:
     dataset: str
     fingerprints: dict[str, str]
     shape: DataShape
-    model: Any
-    objective: Any
+    model: Annotated[Any, MODELS]
+    objective: Annotated[Any, OBJECTIVES]
     training: TrainingConfig
     encoder: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -92,21 +92,9 @@ class TrainingSpec:
                 f"training spec: expected format {FORMAT_VERSION}, found {version!r}. Plan the training again "
                 "(`kedro run --pipelines=training`)."
             )
-        try:
-            return cls(
-                seed=int(found["seed"]),
-                dataset=str(found["dataset"]),
-                fingerprints=dict(found["fingerprints"]),
-                shape=parse(DataShape, found["shape"], at="shape"),
-                model=parse_kind(MODELS, found["model"], at="model"),
-                objective=parse_kind(OBJECTIVES, found["objective"], at="objective"),
-                training=parse(TrainingConfig, found["training"], at="training"),
-                encoder=dict(found.get("encoder") or {}),
-            )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ConfigurationError(
-                f"training spec: field missing, unknown or of another type ({error}). Plan it again."
-            ) from None
+        return parse(
+            cls, {key: value for key, value in found.items() if key not in ("format_version", "name")}, at="spec"
+        )
 
     @classmethod
     def read(cls, path: Path) -> TrainingSpec:
