@@ -150,6 +150,7 @@ def run(parameters: dict[str, Any], folder: Path, pristine: dict[str, Any]) -> s
     from mm_ldlm.app.config_loader import merge, parse_params
     from mm_ldlm.app.parameters import check_machine, check_parameters
     from mm_ldlm.core import MMLDLMError, TrainingDiverged
+    from mm_ldlm.training.initial import refuse_missing_origin
 
     how, key, draw = parameters["how"], parameters.get("key", ""), random.Random(parameters["draw"])
     plain = copy.deepcopy(pristine["plain"])
@@ -167,6 +168,7 @@ def run(parameters: dict[str, Any], folder: Path, pristine: dict[str, Any]) -> s
         key = change(plain, how, draw)
     typed = check_parameters(plain)
     check_machine(typed, read=typed.keys(), unused={"encoder", "training"})
+    refuse_missing_origin(typed["training"], typed["model"], runs=folder)
     try:
         use(key, typed, folder, pristine["model"])
     except TrainingDiverged:
