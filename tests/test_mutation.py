@@ -84,7 +84,7 @@ def test_the_fitting_tests_begin_with_those_of_the_module(project: Path) -> None
     fitting = module("fitting").fitting_tests
     for path, first in {
         "sampling/orders.py": "sampling/test_orders.py", "core/typed.py": "core/test_typed.py",
-        "inference/verbatim.py": "inference/test_verbatim.py", "cli.py": "test_cli.py",
+        "extras/editing/verbatim.py": "extras/editing/test_verbatim.py", "cli.py": "test_cli.py",
     }.items():  # fmt: skip
         assert fitting(project, f"src/mm_ldlm/{path}")[0] == f"tests/{first}"
     assert "tests/app/test_parameters.py" in fitting(project, "src/mm_ldlm/training/config.py")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.inference.runs import DIM, LATENTS, make
 
 from mm_ldlm.core import SamplingError
+from mm_ldlm.extras.editing.requests import lerp, slerp
 from mm_ldlm.inference import MMLDLM
-from mm_ldlm.inference.generating import lerp, slerp
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, latent_sampler
 
 Request = Callable[[MMLDLM, Any], Any]

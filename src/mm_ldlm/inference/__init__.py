@@ -3,7 +3,7 @@
 `MMLDLM` (`api`) is the Python interface: the loaded model (`model`: its parts, and the conversion of texts and
 latents) with its requests, which are functions (`generating` and `reading`). Families add others under the group
 `requests`. `arguments` is the door: texts, ids, latents and samplers as callers give them. `loading` reads a run
-folder, `writing` computes the batches of a request, `verbatim` keeps the words of a text that stay, and `results` are
+folder, `writing` computes the batches of a request, and `results` are
 the returned tables. `objectives` defines what a model can do, and how it samples and scores. This room imports neither
 Kedro nor MLflow.
 """

@@ -16,7 +16,7 @@ and properties."""
 
 
 class MMLDLM(LoadedModel):
-    """Trained model that embeds, inverts, generates, infills, edits, interpolates and scores texts.
+    """Trained model that embeds, inverts, generates and scores texts; extras and families add further requests.
 
     `MMLDLM.from_run(path)` loads it from a run folder; `capabilities` lists the supported uses. Samplers are chosen by
     kind or by their configuration. The `seed` and the position of a text in the request determine its sample, for any
@@ -26,10 +26,7 @@ class MMLDLM(LoadedModel):
     """
 
     invert = generating.invert
-    interpolate = generating.interpolate
     generate = generating.generate
-    infill = generating.infill
-    edit = generating.edit
     embed = reading.embed
     encode = reading.encode
     neighbours = reading.neighbours

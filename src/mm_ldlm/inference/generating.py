@@ -1,38 +1,26 @@
-"""Requests that write texts: inversion, interpolation and generation, and the infilling and editing of given texts."""
+"""Requests that write texts: the inversion of latents, and generation from noise."""
 
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from mm_ldlm.core import Fraction, Rows, SamplingError, Seed, bounded, check, parse, show
-from mm_ldlm.inference.arguments import check_lengths, latent_sampler_of, texts_of, vectors_of
-from mm_ldlm.inference.model import KEPT, Latents, LoadedModel
-from mm_ldlm.inference.results import Interpolations, Texts
-from mm_ldlm.inference.verbatim import rewritten, with_masks
-from mm_ldlm.inference.writing import Values, Writer, Written, refuse_texts_beyond_memory
+from mm_ldlm.core import Rows, SamplingError, Seed, check, parse
+from mm_ldlm.inference.arguments import latent_sampler_of
+from mm_ldlm.inference.model import Latents, LoadedModel
+from mm_ldlm.inference.results import Texts
+from mm_ldlm.inference.writing import Written, refuse_texts_beyond_memory
 from mm_ldlm.sampling.joint import JointOrder, refuse_samplers
-from mm_ldlm.sampling.limits import MOST_STEPS, Candidates, Length
-from mm_ldlm.sampling.orders import top_by_row
+from mm_ldlm.sampling.limits import Candidates, Length
 from mm_ldlm.sampling.search import SearchConfig
 
 log = logging.getLogger(__name__)
 
-Floats = npt.NDArray[np.floating]
 Keep = Literal["best", "all"]
 """Which of several texts for one latent are kept"""
-Curve = Literal["slerp", "lerp"]
-Points = Annotated[int, bounded(ge=2, le=MOST_STEPS)]
-Which = Literal["least_likely", "random"]
-"""Which tokens of a text are rewritten"""
-Mark = Annotated[str, bounded(min_length=1)]
-
-# --- texts of latents, and texts from noise ---------------------------------------------------------------------------
 
 
 def invert(
@@ -116,64 +104,6 @@ def _several(made: Texts, count: int, samples: int, keep: Keep) -> Texts:
     return replace(made.take(order), rows=every, samples=numbers, best=numbers == best_n[every])
 
 
-def interpolate(
-    model: LoadedModel,
-    a: Latents | Sequence[str] | str,
-    b: Latents | Sequence[str] | str,
-    *,
-    steps: int = 5,
-    path: Curve = "slerp",
-    sampler: Any = None,
-    length: Length = "argmax",
-    reembed: bool = False,
-    seed: int = 0,
-) -> Interpolations:
-    """Write texts at `steps` points from each latent of `a` to that of `b`, including both ends.
-
-    'slerp' interpolates along the great circle (and the norms linearly), 'lerp' along the line between the raw
-    vectors.
-    """
-    model.capabilities.require("interpolate")
-    steps, path = check(steps, Points, name="steps"), check(path, Curve, name="path")
-    sources_a, raw_a = model.targets(a)
-    sources_b, raw_b = model.targets(b)
-    if len(raw_a) != len(raw_b):
-        raise SamplingError(f"interpolate: expected an end for each of {len(raw_a)} starts, found {len(raw_b)}.")
-    refuse_texts_beyond_memory(len(raw_a) * steps, tokens=model.max_length, numbers=model.dim)
-    for ends_nd in (raw_a, raw_b):
-        model.standardised(ends_nd)  # refuses ends whose norms exceed the arithmetic of the path
-    fractions = np.linspace(0.0, 1.0, steps)
-    between = slerp if path == "slerp" else lerp
-    raw_nd = np.stack([between(raw_a, raw_b, fraction) for fraction in fractions], axis=1).reshape(-1, model.dim)
-    written = invert(
-        model, raw_nd.astype(np.float32), sampler=sampler, length=length, reembed=reembed, seed=seed
-    )  # fmt: skip
-    inner = [None] * (steps - 2)
-    sources = [text for first, last in zip(sources_a, sources_b, strict=True) for text in (first, *inner, last)]
-    pairs = np.repeat(np.arange(len(raw_a)), steps)
-    return Interpolations(pairs, np.tile(fractions, len(raw_a)), replace(written, sources=tuple(sources)))
-
-
-def lerp(a_nd: Floats, b_nd: Floats, fraction: float) -> Floats:
-    """Interpolate linearly: the point at `fraction` of the way from a to b."""
-    return (1 - fraction) * a_nd + fraction * b_nd
-
-
-def slerp(a_nd: Floats, b_nd: Floats, fraction: float) -> Floats:
-    """Interpolate along the great circle, with the norms interpolated separately.
-
-    Parallel and opposite vectors are interpolated linearly.
-    """
-    a_n1, b_n1 = (np.linalg.norm(x, axis=1, keepdims=True) for x in (a_nd, b_nd))
-    unit_a, unit_b = a_nd / np.maximum(a_n1, 1e-12), b_nd / np.maximum(b_n1, 1e-12)
-    angle_n1 = np.arccos(np.clip((unit_a * unit_b).sum(axis=1, keepdims=True), -1.0, 1.0))
-    sine_n1 = np.sin(angle_n1)
-    straight = sine_n1 < 1e-6
-    safe_n1 = np.where(straight, 1.0, sine_n1)
-    arc_nd = np.sin((1 - fraction) * angle_n1) / safe_n1 * unit_a + np.sin(fraction * angle_n1) / safe_n1 * unit_b
-    return np.where(straight, lerp(a_nd, b_nd, fraction), arc_nd * lerp(a_n1, b_n1, fraction))
-
-
 def generate(
     model: LoadedModel,
     n: int,
@@ -229,111 +159,3 @@ def length_of(model: LoadedModel, length: Any, use: Any, *, sampler: Any, order:
         raise SamplingError(reason)
     checked: Length = length
     return checked
-
-
-# --- parts of texts ---------------------------------------------------------------------------------------------------
-
-
-def infill(
-    model: LoadedModel,
-    texts: Sequence[str] | str,
-    *,
-    latents: Latents | None = None,
-    sampler: Any = None,
-    steps: int | None = None,
-    mask: str = "[MASK]",
-    seed: int = 0,
-) -> Texts:
-    """Infill texts: replace every `mask` by one token, given a latent or unconditionally.
-
-    Everything else in a text stays verbatim, also words that are [UNK] to the model.
-
-    Raises:
-        SamplingError: a text has no `mask`, is empty, or is too long.
-    """
-    model.capabilities.require("infill" if latents is None else "infill_given_latent")
-    seed, mask = check(seed, Seed, name="seed"), check(mask, Mark, name="mask")
-    listed = texts_of(texts)
-    if without := [text for text in listed if mask not in text]:
-        raise SamplingError(
-            f"infill: expected at least one {show(mask, 60)} in each text, found none in {show(without[0], 60)}."
-        )
-    templates, canvases = zip(*(with_masks(text, mask, model.tokenizer) for text in listed), strict=True)
-    check_lengths(canvases, listed, max_length=model.max_length)
-    model.warn_of_unknown(canvases, listed, effect=KEPT)
-    raw_nd = None if latents is None else vectors_of(latents, dim=model.dim, count=len(listed))
-    latents_nd = None if raw_nd is None else model.standardised(raw_nd)
-    config = model.text_sampler(sampler, steps)
-    written = model.writer.write(canvases, latents_nd=latents_nd, sampler=config, seed=seed)
-    made = model.texts(written, listed, raw_nd, templates=templates)
-    return replace(made, unknown=model.unknown(canvases))  # the marks of the gaps are not words of the text
-
-
-def edit(
-    model: LoadedModel,
-    sources: Sequence[str] | str,
-    *,
-    targets: Latents | Sequence[str] | str,
-    strength: float = 0.5,
-    which: Which = "least_likely",
-    sampler: Any = None,
-    steps: int | None = None,
-    reembed: bool = False,
-    seed: int = 0,
-) -> Texts:
-    """Edit texts: rewrite a fraction `strength` of the tokens of each source, given a target latent.
-
-    `which` chooses the tokens: those that are least likely given the target latent (four more model calls), or
-    random ones. The number of tokens does not change; strength 0 returns the source, 1 keeps only its length.
-    The tokens that are not rewritten stay verbatim.
-    """
-    model.capabilities.require("edit")
-    seed, reembed = check(seed, Seed, name="seed"), check(reembed, bool, name="reembed")
-    strength, which = check(strength, Fraction, name="strength"), check(which, Which, name="which")
-    listed, config = texts_of(sources, name="sources"), model.text_sampler(sampler, steps)
-    _, raw_nd = model.targets(targets)
-    raw_nd = np.repeat(raw_nd, len(listed), axis=0) if len(raw_nd) == 1 else raw_nd
-    latents_nd = model.standardised(vectors_of(raw_nd, dim=model.dim, count=len(listed)))
-    ids = model.ids(listed, effect=KEPT)
-    canvases, calls = remask(model.writer, ids, latents_nd=latents_nd, strength=strength, which=which, seed=seed)
-    written = model.writer.write(canvases, latents_nd=latents_nd, sampler=config, seed=seed)
-    written = replace(written, model_calls=written.model_calls + calls)
-    templates = [rewritten(*pair, model.tokenizer) for pair in zip(listed, canvases, strict=True)]
-    return model.texts(written, listed, raw_nd, reembed=reembed, templates=templates)
-
-
-def remask(
-    writer: Writer,
-    ids: Sequence[Sequence[int]],
-    *,
-    latents_nd: torch.Tensor,
-    strength: float,
-    which: Which,
-    seed: int,
-) -> tuple[list[list[int]], np.ndarray]:
-    """Mask a fraction `strength` (rounded) of each text's tokens; return the canvases and the model calls per text.
-
-    For `least_likely`, the tokens that are least probable given the target latent are masked.
-    """
-    model, informed = writer.model, which == "least_likely" and 0 < strength < 1
-
-    def work(batch: list[int]) -> Values:
-        tokens_BL = writer.padded([ids[row] for row in batch])
-        valid_BL = tokens_BL != model.shape.pad_id
-        stream = writer.generator(batch, seed).fork("edit")
-        priority_BL, calls = stream.fork("order").uniform(tokens_BL.shape[1]), 0
-        if informed:
-            log_probs_BL, calls = model.token_log_probs(tokens_BL, latents_Bd=latents_nd[batch], generator=stream)
-            priority_BL = -log_probs_BL
-        count_B = (valid_BL.sum(dim=1) * strength).round().long()
-        open_BL = top_by_row(priority_BL.masked_fill(~valid_BL, -torch.inf), count_B) & valid_BL
-        masked_BL = tokens_BL.masked_fill(open_BL, model.shape.mask_id).tolist()
-        return {
-            "canvases": [canvas[: len(ids[row])] for row, canvas in zip(batch, masked_BL, strict=True)],
-            "log_probabilities_of_the_source": priority_BL.double().sum(dim=1),
-            "calls": torch.full((len(batch),), calls),
-        }
-
-    with writer.computing(work, [len(row) for row in ids], "choosing") as (batches, results):
-        found = writer.joined(batches, results)
-    return found["canvases"], found["calls"]

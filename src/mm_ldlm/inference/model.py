@@ -28,7 +28,6 @@ from mm_ldlm.inference.arguments import (
 )
 from mm_ldlm.inference.loading import Parts, load_run
 from mm_ldlm.inference.results import Texts
-from mm_ldlm.inference.verbatim import Template
 from mm_ldlm.inference.writing import Writer, Written
 from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.objectives.capabilities import USES
@@ -46,8 +45,6 @@ FARTHEST = 1e6
 
 READ = "it reads them as [UNK]"
 """What happens to words outside the vocabulary: the model reads them."""
-KEPT = f"{READ}, and the result keeps those that are not rewritten"
-"""The same for texts of which a part is rewritten."""
 ENCODED = "the encoder reads them, but the model cannot write them"
 """The same for texts whose latents are the targets."""
 
@@ -292,17 +289,13 @@ class LoadedModel:
         raw_nd: Floats | None,
         *,
         reembed: bool = False,
-        templates: Sequence[Template] | None = None,
+        texts: Sequence[str] | None = None,
     ) -> Texts:
         """Make the result of texts that were written; `reembed` adds their cosines to the latents `raw_nd`.
 
-        `templates` have what stays of each text as its author wrote it; without them all tokens are decoded.
+        Without `texts`, the tokens are decoded.
         """
-        if templates is None:
-            texts = self.tokenizer.decode_batch(written.tokens)
-        else:
-            pairs = zip(templates, written.tokens, strict=True)
-            texts = [template.filled(row, self.tokenizer) for template, row in pairs]
+        texts = self.tokenizer.decode_batch(written.tokens) if texts is None else texts
         cosines, encoder_calls = written.cosines, written.encoder_calls
         if reembed and cosines is None and raw_nd is not None:
             cosines, encoder_calls = self.cosines(texts, raw_nd), encoder_calls + 1

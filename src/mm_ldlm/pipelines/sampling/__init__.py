@@ -8,9 +8,6 @@ TASKS = Registry(
         "l2t": "mm_ldlm.pipelines.sampling.tasks:L2t",
         "t2l": "mm_ldlm.pipelines.sampling.tasks:T2l",
         "unconditional": "mm_ldlm.pipelines.sampling.tasks:Unconditional",
-        "infill": "mm_ldlm.pipelines.sampling.tasks:Infill",
-        "edit": "mm_ldlm.pipelines.sampling.tasks:Edit",
-        "interpolate": "mm_ldlm.pipelines.sampling.tasks:Interpolate",
     },
     group="tasks",
 )

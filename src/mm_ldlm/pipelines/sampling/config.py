@@ -4,13 +4,29 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.core import CheckpointName, Device, Fraction, InvalidValue, Rows, RowsOrNone, checked, config, nearest
-from mm_ldlm.inference.generating import Curve, Keep, Points, Which
+from mm_ldlm.core import (
+    CheckpointName,
+    Device,
+    Fraction,
+    InvalidValue,
+    Rows,
+    RowsOrNone,
+    bounded,
+    checked,
+    config,
+    nearest,
+)
+from mm_ldlm.inference.generating import Keep
 from mm_ldlm.pipelines.sampling import TASKS
 from mm_ldlm.sampling.joint import JointOrder, refuse_samplers
-from mm_ldlm.sampling.limits import Candidates, Length
+from mm_ldlm.sampling.limits import MOST_STEPS, Candidates, Length
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 from mm_ldlm.sampling.search import SearchConfig
+
+Curve = Literal["slerp", "lerp"]
+Points = Annotated[int, bounded(ge=2, le=MOST_STEPS)]
+Which = Literal["least_likely", "random"]
+"""Which tokens of a text are rewritten"""
 
 
 @config

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
-from mm_ldlm.inference.verbatim import rewritten, with_masks
+from mm_ldlm.extras.editing.verbatim import rewritten, with_masks
 
 
 @pytest.fixture(scope="module")

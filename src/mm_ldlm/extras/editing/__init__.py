@@ -1,0 +1,14 @@
+"""Requests on given texts and pairs of latents: infilling, editing and interpolation, and their sampling tasks."""
+
+COMPONENTS: dict[str, dict[str, str]] = {
+    "requests": {
+        "infill": "mm_ldlm.extras.editing.requests:infill",
+        "edit": "mm_ldlm.extras.editing.requests:edit",
+        "interpolate": "mm_ldlm.extras.editing.requests:interpolate",
+    },
+    "tasks": {
+        "infill": "mm_ldlm.extras.editing.tasks:Infill",
+        "edit": "mm_ldlm.extras.editing.tasks:Edit",
+        "interpolate": "mm_ldlm.extras.editing.tasks:Interpolate",
+    },
+}
