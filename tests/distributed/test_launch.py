@@ -58,7 +58,9 @@ def test_pitfall_18_a_rank_that_hangs_ends_the_run_with_a_message(run_ranks: Cal
 
 
 def test_a_module_that_cannot_be_imported_is_named(run_ranks: Callable[..., Path]) -> None:
-    with pytest.raises(WorkerFailed, match=r"rank [01] ended with exit code 1 .*No module named .?nothing_of_this_name"):
+    with pytest.raises(
+        WorkerFailed, match=r"rank [01] ended with exit code 1 .*No module named .?nothing_of_this_name"
+    ):
         run_ranks("", module="nothing_of_this_name")
 
 
