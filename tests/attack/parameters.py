@@ -168,7 +168,7 @@ def run(parameters: dict[str, Any], folder: Path, pristine: dict[str, Any]) -> s
         key = change(plain, how, draw)
     typed = check_parameters(plain)
     check_machine(typed, read=typed.keys(), unused={"encoder", "training"})
-    refuse_missing_origin(typed["training"], typed["model"], runs=folder)
+    refuse_missing_origin(typed["training"], runs=folder)
     try:
         use(key, typed, folder, pristine["model"])
     except TrainingDiverged:
