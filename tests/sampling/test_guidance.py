@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.sampling.toys import HEAD, build, on
 
 from mm_ldlm.core import SamplingError
-from mm_ldlm.sampling.denoising import TextDenoiser, guided_log_x0
+from mm_ldlm.sampling.denoising import TextDenoiser
 from mm_ldlm.sampling.guidance import guide_log_probs, guide_prediction
 
 
@@ -58,7 +58,7 @@ def test_the_guided_estimate_of_a_text_has_both_sides(process, scale):
 
     def guide(**more):
         denoise = TextDenoiser(logits=logits(0), **more)
-        return guided_log_x0(on(denoise, canvas_BL, process), canvas_BL, t_B, rows_A, scored_BL, guidance=scale)
+        return on(denoise, canvas_BL, process).guided_log_x0(canvas_BL, t_B, rows_A, scored_BL, guidance=scale)
 
     if scale != 1.0:
         with pytest.raises(SamplingError, match=f"guidance {scale}"):

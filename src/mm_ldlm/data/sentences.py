@@ -102,7 +102,7 @@ def read_sentences(dataset: Dataset, rows: Rows) -> Sentences:
         )
     values, offsets = dataset.tokens.lists("input_ids").take(rows)
     tokens = tuple(tuple(int(v) for v in values[a:b]) for a, b in pairwise(offsets.tolist()))
-    latents = latents_of(dataset, rows) if "latents" in dataset else None
+    latents = dataset.require("latents").take(rows) if "latents" in dataset else None
     return Sentences(tuple(ids), tuple(record.column("text").to_pylist()), tokens, latents)
 
 

@@ -31,12 +31,6 @@ class ScheduleConfig(Protocol):
         """Make the schedule, a module with initial values if it learns."""
 
 
-def device_of(schedule: MaskSchedule | GaussianSchedule) -> torch.device:
-    """Return the device of the parameters of a schedule; the CPU for one without parameters."""
-    parameters = schedule.parameters() if isinstance(schedule, nn.Module) else iter(())
-    return next((parameter.device for parameter in parameters), torch.device("cpu"))
-
-
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
@@ -197,6 +191,12 @@ class GaussianSchedule(ABC):
 
     variance_preserving: ClassVar[bool] = True
     """Whether signal² + noise² = 1 for every t"""
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters of a schedule that learns; the CPU for others."""
+        parameters = self.parameters() if isinstance(self, nn.Module) else iter(())
+        return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
     def build(self) -> Self:
         """Return the schedule itself; the configuration of a schedule that learns returns a new module instead."""

@@ -21,7 +21,6 @@ from mm_ldlm.sampling.denoising import (
     TextSample,
     TimestepSource,
     denoising_loop,
-    guided_log_x0,
 )
 from mm_ldlm.sampling.logit_filters import Draw, sharpen
 
@@ -132,7 +131,7 @@ def reverse_process(canvas: Canvas, sampler: Stepping) -> TextSample:
         if not rows_A.numel():
             break
         t_B = time_of(step, steps, canvas.tokens)
-        found = guided_log_x0(canvas, sample.tokens, t_B, rows_A, scored_BL, guidance=draw.guidance)
+        found = canvas.guided_log_x0(sample.tokens, t_B, rows_A, scored_BL, guidance=draw.guidance)
         sample = reverse_step(
             process, sample, scored_BL, *found, step=step, steps=steps, generator=canvas.generator, draw=draw
         )

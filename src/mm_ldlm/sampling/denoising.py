@@ -75,6 +75,39 @@ class Canvas:
         masked_BL = self.tokens == self.diffusion.mask_id
         return masked_BL if self.open is None else self.open & masked_BL
 
+    def guided_log_x0(
+        self, tokens_BL: Tensor, t_B: Tensor, rows_A: Tensor, scored_BL: Tensor, *, guidance: float
+    ) -> tuple[Tensor, Tensor]:
+        """Compute log x_θ (M, V) under guidance at positions of the texts `rows_A`; return the model's output (M, ·)
+        too. `tokens_BL` are the tokens by now.
+
+        Scores are guided themselves, s = s_cond^γ·s_uncond^(1−γ), as the rates of arXiv:2406.01572: an x_θ that is
+        made from approximate scores may exclude words, and then the quotient of two x_θ has no value.
+
+        Raises:
+            SamplingError: guidance needs an unconditional prediction that the denoiser does not have.
+        """
+        process, row_M = self.diffusion, scored_BL.nonzero()[:, 0]
+        tokens_AL, scored_AL = tokens_BL[rows_A], scored_BL[rows_A]
+        noisy_M = tokens_AL[scored_AL]
+
+        def output(logits: Logits) -> Tensor:
+            return logits(tokens_AL, t_B[rows_A].float(), rows_A, scored_AL)
+
+        def log_x0(output_MV: Tensor) -> Tensor:
+            return process.log_x0(process.x0_logits(output_MV, noisy_M, t_B[row_M]), noisy_M)
+
+        output_MV = output(self.denoise.logits)
+        if guidance == 1.0:
+            return log_x0(output_MV), output_MV
+        if self.denoise.unconditional is None:
+            raise no_condition(guidance)
+        unconditional_MV = output(self.denoise.unconditional)
+        if process.traits.predicts_scores:
+            scores_MV = guide_prediction(output_MV, unconditional_MV, scale=guidance)
+            return log_x0(scores_MV), scores_MV
+        return guide_log_probs(log_x0(output_MV), log_x0(unconditional_MV), scale=guidance), output_MV
+
 
 class Stepping(Protocol):
     """Settings of a sampler that takes denoising steps."""
@@ -211,7 +244,7 @@ def denoising_loop(
         rows_A = (asked_BL if skip_idle else masked_BL).any(dim=1).nonzero().squeeze(1)
         if rows_A.numel():
             t_B = timestep(state)
-            log_x0_MV, _ = guided_log_x0(canvas, sample.tokens, t_B, rows_A, asked_BL, guidance=draw.guidance)
+            log_x0_MV, _ = canvas.guided_log_x0(sample.tokens, t_B, rows_A, asked_BL, guidance=draw.guidance)
             drawn_M = draw_tokens(log_x0_MV, state.uniform("token")[asked_BL], draw)
             prediction = Prediction(asked_BL, log_x0_MV, drawn_M, rows_A, t_B[rows_A])
             kept_BL = asked_BL if keep is None else keep(state, prediction) & asked_BL
@@ -220,41 +253,6 @@ def denoising_loop(
         if returned_BL is not None:
             sample = dataclasses.replace(sample, tokens=sample.tokens.masked_fill(returned_BL, mask_id))
     return sample
-
-
-def guided_log_x0(
-    canvas: Canvas, tokens_BL: Tensor, t_B: Tensor, rows_A: Tensor, scored_BL: Tensor, *, guidance: float
-) -> tuple[Tensor, Tensor]:
-    """Compute log x_θ (M, V) under guidance at positions of the texts `rows_A`; return the model's output (M, ·) too.
-
-    `tokens_BL` are the tokens of the canvas by now.
-
-    Scores are guided themselves, s = s_cond^γ·s_uncond^(1−γ), as the rates of arXiv:2406.01572: an x_θ that is made
-    from approximate scores may exclude words, and then the quotient of two x_θ has no value.
-
-    Raises:
-        SamplingError: guidance needs an unconditional prediction that the denoiser does not have.
-    """
-    denoise, process = canvas.denoise, canvas.diffusion
-    tokens_AL, scored_AL, row_M = tokens_BL[rows_A], scored_BL[rows_A], scored_BL.nonzero()[:, 0]
-    noisy_M = tokens_AL[scored_AL]
-
-    def output(logits: Logits) -> Tensor:
-        return logits(tokens_AL, t_B[rows_A].float(), rows_A, scored_AL)
-
-    def log_x0(output_MV: Tensor) -> Tensor:
-        return process.log_x0(process.x0_logits(output_MV, noisy_M, t_B[row_M]), noisy_M)
-
-    output_MV = output(denoise.logits)
-    if guidance == 1.0:
-        return log_x0(output_MV), output_MV
-    if denoise.unconditional is None:
-        raise no_condition(guidance)
-    unconditional_MV = output(denoise.unconditional)
-    if process.traits.predicts_scores:
-        scores_MV = guide_prediction(output_MV, unconditional_MV, scale=guidance)
-        return log_x0(scores_MV), scores_MV
-    return guide_log_probs(log_x0(output_MV), log_x0(unconditional_MV), scale=guidance), output_MV
 
 
 # --- timesteps that the model receives -------------------------------------------------------------------------------

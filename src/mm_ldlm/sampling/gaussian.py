@@ -21,7 +21,7 @@ from torch import Tensor
 from mm_ldlm.core import Fraction, SamplingError, bounded, config
 from mm_ldlm.diffusion.gaussian import FLOOR, Parameterisation, to_x0_and_eps
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.schedules import GaussianSchedule, Scales, device_of
+from mm_ldlm.diffusion.schedules import GaussianSchedule, Scales
 from mm_ldlm.sampling.base import Overridable
 from mm_ldlm.sampling.guidance import guide_prediction, no_condition
 from mm_ldlm.sampling.limits import Draws, Guidance, Steps
@@ -72,6 +72,15 @@ class Point:
         return self.noise / (self.signal + self.noise)
 
     @property
+    def std(self) -> float:
+        """Standard deviation of x_t for data of unit variance.
+
+        Samplers start at noise of this std. The draw is exact at t = 1 for the flow and for variance-preserving
+        schedules, which have no signal there.
+        """
+        return math.hypot(self.signal, self.noise)
+
+    @property
     def log_snr_half(self) -> float:
         """λ = log(signal/noise); infinite at the ends."""
         if self.signal <= 0:
@@ -81,7 +90,7 @@ class Point:
 
 def grid(schedule: GaussianSchedule, *, steps: int, t_max: float) -> list[Point]:
     """Make steps + 1 points from `t_max` to 0; the last has signal 1 and noise 0 exactly."""
-    times = torch.linspace(t_max, 0.0, steps + 1, dtype=torch.float64, device=device_of(schedule))
+    times = torch.linspace(t_max, 0.0, steps + 1, dtype=torch.float64, device=schedule.device)
     signals, noises = (scale.tolist() for scale in schedule.scales(times))
     points = [Point(t, s, n) for t, s, n in zip(times.tolist(), signals, noises, strict=True)]
     return [*points[:-1], Point(0.0, 1.0, 0.0)]
@@ -145,14 +154,6 @@ def ddim_step(
     return x_Bd + sigma * fresh() if sigma > 0 else x_Bd
 
 
-def start_noise(at: Point, generator: RowGenerator, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Draw x_{t_max} (B, d) for data of unit variance; the signal part is drawn as noise too.
-
-    The draw is exact at t = 1 for the flow and for variance-preserving schedules that have no signal there.
-    """
-    return math.hypot(at.signal, at.noise) * generator.normal(dim, dtype=dtype)
-
-
 def _fresh(generator: RowGenerator, step: int, like_Bd: Tensor) -> Tensor:
     return generator.fork(f"step {step}").normal(like_Bd.shape[1], dtype=like_Bd.dtype)
 
@@ -209,7 +210,7 @@ class GaussianSampler(Overridable, ABC):
         samples, calls = [], 0
         for number in range(self.draws):
             stream, estimate = generator.fork(number), Estimator(denoise, self.guidance)
-            x_Bd = start_noise(points[0], stream.fork("start"), dim, dtype)
+            x_Bd = points[0].std * stream.fork("start").normal(dim, dtype=dtype)
             samples.append(self.solve(x_Bd, points, estimate, stream))
             calls += estimate.calls
         draws_KBd = torch.stack(samples)

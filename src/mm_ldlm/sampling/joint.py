@@ -18,7 +18,7 @@ from mm_ldlm.diffusion.gaussian import Parameterisation
 from mm_ldlm.diffusion.schedules import GaussianSchedule
 from mm_ldlm.sampling.ancestral import reverse_step, time_of
 from mm_ldlm.sampling.denoising import Canvas, TextSample
-from mm_ldlm.sampling.gaussian import DdimConfig, LatentSample, ddim_step, estimate_at, start_noise
+from mm_ldlm.sampling.gaussian import DdimConfig, LatentSample, ddim_step, estimate_at
 from mm_ldlm.sampling.logit_filters import Draw
 
 JointOrder = Literal["together", "latent_first", "text_first"]
@@ -69,7 +69,7 @@ def together(canvas: Canvas, *, dim: int, draw: Draw, latent: DdimConfig) -> tup
     denoise: JointDenoiser = canvas.denoise
     process, generator = canvas.diffusion, canvas.generator
     points = latent.points(denoise.latent_schedule)
-    z_Bd = start_noise(points[0], generator.fork("latent"), dim)
+    z_Bd = points[0].std * generator.fork("latent").normal(dim)
     text = TextSample.start(process.prior(canvas.tokens, canvas.writable_BL, generator.fork("prior")))
     every_B = torch.arange(len(z_Bd), device=z_Bd.device)
     previous_Bd: Tensor | None = None

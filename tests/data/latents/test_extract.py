@@ -241,7 +241,7 @@ def test_two_hosts_write_the_bytes_of_one(stored: ShardStore, expected: Files, t
 def test_hosts_of_one_store_meet_under_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: Any) -> None:
     def launch(folder: Path, **options: Any) -> Any:
         made = parse(ExtractConfig, options, at="embedding")
-        return module.ranks_of_hosts(made, ToyEncoderConfig(), workspace=folder)
+        return module.ranks_of_hosts(made, ToyEncoderConfig().device, workspace=folder)
 
     assert launch(tmp_path) is None
     with refuses(ConfigurationError, "NNODES"):

@@ -48,3 +48,11 @@ class ExtractConfig:
                 f"expected 1, because the engine {self.engine.kind} has nodes of its own, found {self.launch.nodes}",
                 "launch.nodes",
             )
+
+    def processes_on(self, device: str | None) -> int:
+        """Return the number of processes on this host: as configured, or one for each GPU, or one."""
+        if self.processes or device not in ("auto", "cuda"):
+            return self.processes or 1
+        import torch
+
+        return torch.cuda.device_count() or 1

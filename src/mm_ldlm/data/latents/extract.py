@@ -50,7 +50,7 @@ def extract(records: ShardStore, *, encoder: EncoderConfig, config: ExtractConfi
     """
     _refuse_decoded(records)
     workspace = workspace.resolve()
-    ranks = ranks_of_hosts(config, encoder, workspace=workspace)
+    ranks = ranks_of_hosts(config, encoder.device, workspace=workspace)
     located = encoder.locate(expected=Parts(workspace, {}).earlier.get("encoder"))
     shard_rows = config.shard_rows or default_shard_rows(len(records))
     parameters = {
@@ -104,7 +104,7 @@ def extract_with_first_host(*, encoder: EncoderConfig, config: ExtractConfig, wo
         ConfigurationError: the hosts are not configured.
         WorkerFailed: a process failed, or some hosts did not join.
     """
-    ranks = ranks_of_hosts(config, encoder, workspace=workspace.resolve())
+    ranks = ranks_of_hosts(config, encoder.device, workspace=workspace.resolve())
     if ranks is None:
         raise ConfigurationError(
             "expected several hosts, because this one is not the first (NODE_RANK), found 1. Set NNODES on every host."
@@ -118,8 +118,8 @@ def default_shard_rows(rows: int) -> int:
     return min(max(below, 1024), 65_536)
 
 
-def ranks_of_hosts(config: ExtractConfig, encoder: EncoderConfig, *, workspace: Path) -> LaunchConfig | None:
-    """Return the launch of this host's ranks, or None for a single host.
+def ranks_of_hosts(config: ExtractConfig, device: str | None, *, workspace: Path) -> LaunchConfig | None:
+    """Return the launch of this host's ranks, which encode on `device`, or None for a single host.
 
     The number of hosts of a SLURM job alone does not count: the commands of its script run on one of them.
 
@@ -130,7 +130,7 @@ def ranks_of_hosts(config: ExtractConfig, encoder: EncoderConfig, *, workspace: 
     if config.launch.nodes == 1 and not environment.counts_hosts():
         return None
     own = {field.name: getattr(config.launch, field.name) for field in dataclasses.fields(config.launch)}
-    found = with_environment(RanksConfig(**own, processes=worker.processes_of(encoder, config)))
+    found = with_environment(RanksConfig(**own, processes=config.processes_on(device)))
     if found.nodes == 1:
         return None
     if not config.engine.here:
@@ -158,7 +158,7 @@ def _refuse_decoded(records: ShardStore) -> None:
 
 def _run(job: Job, missing: list[int], *, located: LocatedEncoder, ranks: LaunchConfig | None) -> None:
     """Encode the missing shards by an engine, in this process, or in processes that the elastic launcher starts."""
-    processes = min(worker.processes_of(job.encoder, job.config), max(1, len(missing)))
+    processes = min(job.config.processes_on(job.encoder.device), max(1, len(missing)))
     if not job.config.engine.here:
         with job.config.engine.started() as engine:
             worker.encode_by_tasks(engine, job, missing)

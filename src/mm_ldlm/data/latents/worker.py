@@ -96,12 +96,6 @@ class Job:
         return encoder
 
 
-def processes_of(encoder: EncoderConfig, config: ExtractConfig) -> int:
-    """Return the number of processes on this host: as configured, or one for each GPU, or one."""
-    on_gpus = encoder.device in ("auto", "cuda") and torch.cuda.is_available()
-    return config.processes or (torch.cuda.device_count() if on_gpus else 1)
-
-
 def encode_shards(job: Job, numbers: Sequence[int], *, encoder: Encoder, processes: int = 1) -> None:
     """Encode and write these shards of the job; `processes` share the cores of this host.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mm_ldlm.core import Duration, Fraction, NonNegativeFloat, PositiveFloat, Rows, config
 from mm_ldlm.distributed.process import joined
@@ -72,7 +72,7 @@ def checks_of(run: Run, batch: Batch, config: SanityConfig) -> list[Check]:
     held = {**dict(root.named_parameters()), **dict(root.named_buffers()), **batch.tensors}
     held |= {f"ema {name}": value for name, value in ema.values.items()}
     modules = dict(root.named_modules())
-    losses = {kind: _loss(run, batch, kind) for kind in run.stepper.objective.kinds}
+    losses = {kind: run.stepper.total(batch, kind=kind, draw=0, step=0) for kind in run.stepper.objective.kinds}
     unusable = [kind for kind, loss in losses.items() if loss.grad_fn is None or not bool(torch.isfinite(loss))]
     checks = [
         _listed("placement", held, [name for name, value in held.items() if value.device != device],
@@ -128,7 +128,7 @@ def precision(run: Run, batch: Batch) -> Check:
     model: Any = run.learner.root.model
     linear = [module for module in model.blocks.modules() if isinstance(module, nn.Linear)]
     hooks = [module.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype)) for module in linear]
-    _loss(run, batch, run.stepper.objective.kinds[0])
+    run.stepper.total(batch, kind=run.stepper.objective.kinds[0], draw=0, step=0)
     for hook in hooks:
         hook.remove()
     held = {p.dtype for p in run.learner.root.parameters()}
@@ -143,7 +143,7 @@ def in_place(run: Run, batch: Batch) -> Check:
     try:
         with torch.autograd.set_detect_anomaly(True):
             for kind in run.stepper.objective.kinds:
-                _loss(run, batch, kind).backward()
+                run.stepper.total(batch, kind=kind, draw=0, step=0).backward()
     except RuntimeError as error:
         remedy = "the operation named above changes a tensor that backward needs"
         return Check("in place", str(error).splitlines()[0], remedy)
@@ -161,7 +161,7 @@ def learning(run: Run, batch: Batch, config: SanityConfig) -> list[Check]:
     while len(losses) < config.max_steps and time.perf_counter() < ends:
         value = 0.0
         for kind in kinds:
-            loss = _loss(run, batch, kind)
+            loss = run.stepper.total(batch, kind=kind, draw=0, step=0)
             loss.backward()
             value += float(loss.detach()) / len(kinds)
         if len(losses) < 8 or len(losses) % 16 == 0:
@@ -207,10 +207,6 @@ def _batch(run: Run, count: int) -> Batch:
     planned = Planned(0, 0, np.arange(len(lengths)), length, len(lengths), int(lengths.sum()))
     micros = run.loader.make(planned)
     return micros[0].to(run.process.device)
-
-
-def _loss(run: Run, batch: Batch, kind: str) -> Tensor:
-    return run.stepper.total(batch, kind=kind, draw=0, step=0)
 
 
 def _listed(name: str, everyone: Collection[str], faulty: list[str], fault: str, remedy: str) -> Check:

@@ -14,7 +14,7 @@ from mm_ldlm.core import Repeats, bounded, config
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.ancestral import chosen_log_probs, reverse_process
 from mm_ldlm.sampling.base import DiffusionSampler, unfit
-from mm_ldlm.sampling.denoising import Canvas, TextSample, guided_log_x0
+from mm_ldlm.sampling.denoising import Canvas, TextSample
 from mm_ldlm.sampling.limits import Steps, Temperature
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 
@@ -59,7 +59,7 @@ class SelfCorrectionConfig(DiffusionSampler):
             if not rows_A.numel():
                 break
             asked_BL = open_BL & active_B[:, None]
-            log_x0_MV, _ = guided_log_x0(canvas, sample.tokens, t_B, rows_A, asked_BL, guidance=draw.guidance)
+            log_x0_MV, _ = canvas.guided_log_x0(sample.tokens, t_B, rows_A, asked_BL, guidance=draw.guidance)
             uniform_BL = generator.fork(number).uniform(open_BL.shape[1])
             write_BL, drawn_BL, log_prob_BL = _proposal(log_x0_MV, sample.tokens, asked_BL, uniform_BL, draw)
             sample = sample.written(write_BL, drawn_BL, log_prob_BL, self.steps + number)
