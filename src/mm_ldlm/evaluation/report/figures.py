@@ -303,7 +303,9 @@ def _panels(
     for place, ((_, axis, scale), names) in enumerate(panels.items()):
         where = {"row": place // 2 + 1, "col": place % 2 + 1}
         for key, colour in zip(names, _colours(names), strict=True):
-            for trace in _curve(log, key, colour, smoothing, positive=scale == "log"):
+            logged = [(line["step"], number(line[key])) for line in log if key in line]
+            weight = 0.0 if key == "lr" or key.startswith("validation/") else smoothing
+            for trace in _curve(logged, key, colour, weight, positive=scale == "log"):
                 figure.add_trace(trace, **where)
         ticks = {"tickformat": "~g", "nticks": 5} if scale == "log" else {}
         figure.update_xaxes(title={"text": "step", "standoff": 2}, **where)
@@ -334,21 +336,20 @@ def _legend(title: str, names: Mapping[str, str]) -> str:
 
 
 def _curve(
-    log: Sequence[Mapping[str, Any]], key: str, colour: str, smoothing: float, *, positive: bool
+    logged: Sequence[tuple[int, float | None]], key: str, colour: str, weight: float, *, positive: bool
 ) -> list[dict[str, Any]]:
-    """Make the traces of one key: its finite values, and above more than 20 of them their average, thick."""
-    logged = [(line["step"], number(line[key])) for line in log if key in line]
+    """Make the traces of one key: its finite values by step, and above more than 20 of them their average, thick."""
     lowest = 0 if positive else -math.inf
     points = [(step, value) for step, value in logged if value is not None and lowest < value < math.inf]
     if not points:
         return []
     steps, values = zip(*points, strict=True)
-    smooth = key != "lr" and not key.startswith("validation/") and len(values) > 20 and smoothing > 0
+    smooth = len(values) > 20 and weight > 0
     trace = {"type": "scatter", "name": key, "x": steps, "mode": "lines" if len(values) > 1 else "markers"}
     thin = {**trace, "y": values, "line": {"color": colour, "width": 1 if smooth else 2}}
     if not smooth:
         return [thin]
-    thick = {**trace, "y": smoothed(values, smoothing), "line": {"color": colour, "width": 2.2}}
+    thick = {**trace, "y": smoothed(values, weight), "line": {"color": colour, "width": 2.2}}
     return [{**thin, "opacity": 0.3, "hoverinfo": "skip"}, thick]
 
 

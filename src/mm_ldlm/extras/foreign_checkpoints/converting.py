@@ -157,26 +157,23 @@ def refuse_other_model(found: Mapping[str, Tensor], options: Mapping[str, Any], 
     """
     if (key := recognise(found)) is None:
         return
-    _refuse_options(FORMATS[key], options, source)
+    form = FORMATS[key]
+    wrong = [
+        f"model.{name}={_yaml(value)} (found {_yaml(options.get(name))})"
+        for name, value in form.options.items()
+        if options.get(name) != value
+    ]
+    if form.timesteps and not any(each.items() <= options.items() for each in form.timesteps):
+        ways = (", ".join(f"model.{name}={_yaml(value)}" for name, value in each.items()) for each in form.timesteps)
+        wrong.append(" or ".join(ways) + ", as it was trained")
+    if wrong:
+        raise CheckpointError(f"{source}: expected the options of {form.what}. Set {'; '.join(wrong)}.")
     expected, head_dim = options["dim"] // options["heads"], head_dim_of(found)
     if head_dim not in (None, expected):
         raise CheckpointError(
             f"{source}: expected heads of dimension {expected} (model.dim / model.heads), found {head_dim} in the "
             f"tables of the rotary positions. Set model.heads to {options['dim'] // head_dim if head_dim else 1}."
         )
-
-
-def _refuse_options(form: Format, options: Mapping[str, Any], source: Path) -> None:
-    wrong = [
-        f"model.{key}={_yaml(value)} (found {_yaml(options.get(key))})"
-        for key, value in form.options.items()
-        if options.get(key) != value
-    ]
-    if form.timesteps and not any(each.items() <= options.items() for each in form.timesteps):
-        ways = (", ".join(f"model.{key}={_yaml(value)}" for key, value in each.items()) for each in form.timesteps)
-        wrong.append(" or ".join(ways) + ", as it was trained")
-    if wrong:
-        raise CheckpointError(f"{source}: expected the options of {form.what}. Set {'; '.join(wrong)}.")
 
 
 def _yaml(value: Any) -> str:
