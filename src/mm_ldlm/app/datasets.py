@@ -5,11 +5,9 @@ the contents; nothing here computes.
 """
 
 # No `from __future__ import annotations` here: kedro-viz reads the return type of `preview` as an object.
-import errno
 import io
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -164,17 +162,14 @@ class WorkspaceDataset(_AtPath):
         return True
 
 
-class FeaturesDataset(_AtPath):
+class FeaturesDataset(WorkspaceDataset):
     """Dataset that loads as the folder of all stores of features; nodes open those of their configuration.
 
     Models with other parameters share the folder, so the dataset never counts as existing: the node that makes the
     stores keeps those that are finished.
     """
 
-    def load(self) -> Path:
-        return self._path
-
-    def save(self, data: NotNeeded) -> None:
+    def save(self, data: NotNeeded) -> None:  # type: ignore[override]
         """Do nothing: the node has committed every store."""
 
     def _exists(self) -> bool:
@@ -232,11 +227,10 @@ class FolderDataset(_AtPath):
         self._holds, self._marker = holds, self._path / marker
 
     def load(self) -> Any:
-        if self._exists():
-            return import_object(self._holds, "holds").load(self._path)
-        if self._optional:
+        if self._optional and not self._exists():
             return None
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._marker))
+        self._marker.stat()  # a folder that is missing is not a damaged one
+        return import_object(self._holds, "holds").load(self._path)
 
     def save(self, data: Any) -> None:
         if data is NOT_NEEDED and self._optional:
@@ -282,8 +276,7 @@ class JsonDataset(JSONDataset):
         self._path, self._holds = Path(filepath), HOLDS[holds]
 
     def load(self) -> Any:
-        if not os.path.lexists(self._path):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))
+        self._path.lstat()  # a file that is missing is not a damaged one
         return InputFile(self._path, remedy="Remove it, and run the pipeline that writes it again.").json(self._holds)
 
     def save(self, data: Any) -> None:

@@ -17,6 +17,7 @@ from mm_ldlm.app.locks import FOLDERS, FolderLocks
 from mm_ldlm.app.parameters import SECTIONS, check_machine, check_parameters
 from mm_ldlm.core import ConfigurationError, duration
 from mm_ldlm.core.files import refuse_other
+from mm_ldlm.distributed.environment import hosts
 from mm_ldlm.pipelines import PIPELINES, executed_by
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class ProjectHooks:
         self._entries: Mapping[str, Any] = {}
         self._catalog: CatalogProtocol | None = None
         self._locks = FolderLocks()
+        self._first = True  # this host writes the outputs and records the run; several may run the same command
         self._follower: Follower | None = None
         self._earlier: dict[str, float] = {}  # seconds of pipelines in earlier runs, and in this one
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -75,8 +77,14 @@ class ProjectHooks:
         """Check and parse all parameters, replace them in the catalog by their types, and lock the folders."""
         self._locks.release()
         self._catalog = catalog
-        parameters, executed = catalog.load("parameters"), executed_by(pipeline)
-        _refuse_on_other_hosts(executed)
+        parameters, executed, found = catalog.load("parameters"), executed_by(pipeline), hosts()
+        self._first = found.is_first
+        if not self._first and (others := executed.keys() - _ON_HOSTS):
+            raise ConfigurationError(  # docs/decisions/0167
+                f"expected only embedding and training on host {found.node_rank} of {found.nodes or 'several'}, found "
+                f"{', '.join(sorted(others))}. Run the others on one host, before or after: `NNODES=1 kedro run "
+                "--pipelines=…`; ingestion also runs on a Ray cluster (docs/ray.md)."
+            )
         if "run" in parameters:
             self._refuse_beyond_samples(executed)
             log.info("run %s: the results are written to %s", parameters["run"], self._outputs)
@@ -86,7 +94,7 @@ class ProjectHooks:
         self._check_machine(pipeline, typed)
         self._earlier = catalog.load(TIMINGS) if catalog.exists(TIMINGS) else {}
         self._seconds.clear()
-        if _is_first():
+        if self._first:
             folders = {part: Path(self._entries[entry]["filepath"]).parents[1] for part, entry in FOLDERS.items()}
             self._locks.take(pipeline, folders)
             self._announce(executed)
@@ -194,7 +202,7 @@ class ProjectHooks:
 
     def _save_timings(self, running: Node | None = None) -> None:
         """Save the seconds of all pipelines but the one of the node that is still running."""
-        if self._catalog is not None and _is_first():
+        if self._catalog is not None and self._first:
             found = {**self._earlier, **self._seconds}
             tags = running.tags if running is not None else set()
             self._catalog.save(TIMINGS, {name: round(found[name], 3) for name in found if name not in tags})
@@ -216,23 +224,3 @@ class ProjectHooks:
     def on_pipeline_error(self) -> None:
         self._end_follower()
         self._locks.release()
-
-
-def _is_first() -> bool:
-    """Return whether this host writes the outputs and records the run; several hosts may run the same command."""
-    from mm_ldlm.distributed.environment import hosts
-
-    return hosts().is_first
-
-
-def _refuse_on_other_hosts(executed: Mapping[str, Any]) -> None:
-    """Refuse pipelines that run on one host, where this one is not the first of several (docs/decisions/0167)."""
-    from mm_ldlm.distributed.environment import hosts
-
-    found = hosts()
-    if not found.is_first and (others := executed.keys() - _ON_HOSTS):
-        raise ConfigurationError(
-            f"expected only embedding and training on host {found.node_rank} of {found.nodes or 'several'}, found "
-            f"{', '.join(sorted(others))}. Run the others on one host, before or after: `NNODES=1 kedro run "
-            "--pipelines=…`; ingestion also runs on a Ray cluster (docs/ray.md)."
-        )
