@@ -18,7 +18,6 @@ TEXT_SAMPLERS = Kinds(
         "random": "mm_ldlm.sampling.orders:RandomConfig",
         "threshold": "mm_ldlm.sampling.orders:ThresholdConfig",
         "entropy_bounded": "mm_ldlm.sampling.orders:EntropyBoundedConfig",
-        "blocks": "mm_ldlm.sampling.blocks:BlocksConfig",
     },
     group="text_samplers",
     interface=TextSampler,
