@@ -296,8 +296,7 @@ def test_a_name_that_leads_out_is_refused(name: Any, root: Path, refuses: Any) -
 def _readers() -> dict[str, Callable[[Path], Any]]:
     from mm_ldlm import cli
     from mm_ldlm.data import Dataset
-    from mm_ldlm.data.corpus import pretrained
-    from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+    from mm_ldlm.data.corpus.tokenizer import TextTokenizer, base_from_path
     from mm_ldlm.data.latents.normaliser import Normaliser
     from mm_ldlm.data.store import Manifest
     from mm_ldlm.inference.arguments import read_texts, read_vectors
@@ -308,8 +307,8 @@ def _readers() -> dict[str, Callable[[Path], Any]]:
         "dataset.json": lambda path: Dataset.open(path.parent),
         "normaliser.json": lambda path: Normaliser.load(path.parent),
         "vocabulary.json": lambda path: TextTokenizer.load(path.parent),
-        "own.json": lambda path: pretrained.from_path(path, lowercase=True),
-        "vocab.txt": lambda path: pretrained.from_path(path, lowercase=True),
+        "own.json": lambda path: base_from_path(path, lowercase=True),
+        "vocab.txt": lambda path: base_from_path(path, lowercase=True),
         "texts.txt": read_texts,
         "vectors.npy": lambda path: read_vectors(path, dim=3),
         "spec.json": TrainingSpec.read,

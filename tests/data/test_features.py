@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_ldlm.core import ConfigurationError, StoreError
-from mm_ldlm.data.features import FEATURES, Field, feature_of, make_all, needed, open_all, planned, sections
+from mm_ldlm.data.features import FEATURES, Field, feature_of, fit_all, make_all, needed, open_all, planned, sections
 from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
-from mm_ldlm.data.latents.normaliser_fit import fit_all
 from mm_ldlm.data.store import ShardStore, StoreWriter, fixed_lists
 
 

@@ -36,7 +36,7 @@ SECTIONS = Registry(
         "tokenizer": "mm_ldlm.data.corpus.tokenizer:TokenizerConfig",
         "encoder": "mm_ldlm.data.encoders:ENCODERS",
         "embedding": "mm_ldlm.data.latents.config:ExtractConfig",
-        "validation": "mm_ldlm.data.validation.config:ValidationConfig",
+        "validation": "mm_ldlm.data.validation.findings:ValidationConfig",
         "normaliser": "mm_ldlm.data.latents.normaliser:NormaliserConfig",
         "model": "mm_ldlm.models.registry:MODELS",
         "objective": "mm_ldlm.objectives.registry:OBJECTIVES",

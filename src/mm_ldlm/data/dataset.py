@@ -244,13 +244,6 @@ def commit(directory: str | Path, *, stores: Mapping[str, str | Path]) -> Datase
                     f"{stores[name]}: expected the {name} to be made with {other} {entries[other].fingerprint}, which "
                     f"{stores[other]} contains, found {wanted}. {_AGAIN}"
                 )
-    for name, cls in features.items():
-        if cls.normaliser_folder is not None:
-            dim = ShardStore.open(stores[name], cls.kind).fixed(cls.column).dim
-            if dim != (fitted := Normaliser.load(stores[cls.normaliser_folder]).dim):
-                raise StoreError(
-                    f"{stores[cls.normaliser_folder]}: expected a normaliser of dim {dim}, found {fitted}. {_AGAIN}"
-                )
     encoder = made_from.get("latents", {}).get("encoder")
     dataset = Dataset(directory, entries, encoder=encoder)
     document = Document(FORMAT_VERSION, dataset.fingerprint, encoder, entries)

@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import ConfigurationError, Registry, StoreError
+from mm_ldlm.data.index import split_column
+from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig, Normalisers, calibrated, fit
 from mm_ldlm.data.store import Manifest, ShardStore
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-    from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
     from mm_ldlm.data.store.shards import FixedColumn
     from mm_ldlm.data.validation.findings import Finding
 
@@ -31,7 +32,7 @@ FEATURES = Registry(
     "feature",
     {
         "latents": "mm_ldlm.data.latents.store:Latents",
-        "token_vectors": "mm_ldlm.data.latents.token_vectors:TokenVectors",
+        "token_vectors": "mm_ldlm.data.latents.store:TokenVectors",
     },
     group="features",
 )
@@ -220,4 +221,27 @@ def open_all(plan: Mapping[str, Feature], *, latents: ShardStore | None, folder:
                 "`kedro run --pipeline=embedding` first."
             )
         found[name] = store
+    return found
+
+
+def fit_all(
+    plan: Mapping[str, Feature], stores: Mapping[str, ShardStore], *, tokens: ShardStore, index: ShardStore
+) -> Normalisers:
+    """Fit the normalisers of the features that have one, on the valid training examples.
+
+    The ranges of those with one row for each record are those of the validation split.
+    """
+    found = Normalisers()
+    train, validation = (split_column(index, split, "row") for split in ("train", "validation"))
+    for name, feature in plan.items():
+        if feature.normaliser_folder is None:
+            continue
+        field = feature.field(stores[name], tokens)
+        fitted = fit(
+            field.column, rows=field.rows(train), config=feature.standardisation,
+            unit_norm=feature.unit_norm(stores[name]),
+        )  # fmt: skip
+        if feature.row_of == "record":
+            fitted = calibrated(fitted, field.column, rows=validation)
+        found[feature.normaliser_folder] = fitted
     return found

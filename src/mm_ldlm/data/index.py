@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_ldlm.core import ValidationError
-from mm_ldlm.data.corpus.splits import SPLITS
+from mm_ldlm.data.corpus.record import SPLITS
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 
 INDEX_SCHEMA = pa.schema([("id", pa.string()), ("row", pa.int64()), ("split", pa.string()), ("length", pa.int32())])
@@ -23,16 +23,11 @@ _ROWS = 65_536
 def write_quarantine(records: ShardStore, failing: dict[str, npt.NDArray[np.int64]], workspace: Path) -> Manifest:
     """Write the failed rows with their reasons, in row order."""
     writer = StoreWriter(workspace, kind="quarantine", schema=QUARANTINE_SCHEMA)
-    pairs = sorted((int(row), reason) for reason, rows in failing.items() for row in rows)
+    pairs = sorted((int(row), reason) for reason, rows in failing.items() for row in rows if row < len(records))
     for start in range(0, len(pairs), _ROWS):
-        rows = np.array([row for row, _ in pairs[start : start + _ROWS]], np.int64)
-        inside = rows < len(records)
-        table = records.table(rows[inside])
-        reasons = [reason for (_, reason), kept in zip(pairs[start : start + _ROWS], inside, strict=True) if kept]
-        writer.append({
-            "row": rows[inside], "id": table["id"].combine_chunks(), "split": table["split"].combine_chunks(),
-            "reason": reasons, "text": table["text"].combine_chunks(),
-        })  # fmt: skip
+        rows, reasons = zip(*pairs[start : start + _ROWS], strict=True)
+        table = records.table(rows).append_column("row", [rows]).append_column("reason", [reasons])
+        writer.append(table)
     return writer.finish(
         fingerprints={"records": records.manifest.fingerprint},
         meta={"reasons": {reason: len(rows) for reason, rows in sorted(failing.items())}},

@@ -28,8 +28,7 @@ from mm_ldlm.core import (
 )
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-from mm_ldlm.data.encoders.base import load_encoder, no_encoder
-from mm_ldlm.data.encoders.registry import parse_encoder
+from mm_ldlm.data.encoders.base import load_encoder, no_encoder, parse_encoder
 from mm_ldlm.data.features import feature_of
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import ShardStore

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Pipeline, node
 
+from mm_ldlm.data.corpus.tokens import build_tokenizer, ingestion_report, tokenize_records
+
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.config import IngestionConfig
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
@@ -36,13 +38,6 @@ def prepare_records(
     )  # fmt: skip
 
 
-def make_tokenizer(records: ShardStore, tokenizer: TokenizerConfig) -> TextTokenizer:
-    """Make the tokenizer of the parameters; with `reduce_vocabulary`, only with the tokens of the training texts."""
-    from mm_ldlm.data.corpus.tokens import build_tokenizer
-
-    return build_tokenizer(records, tokenizer)
-
-
 def make_tokens(
     records: ShardStore,
     files: TextTokenizer,
@@ -51,16 +46,7 @@ def make_tokens(
     tokens_workspace: Path,
 ) -> Manifest:
     """Tokenise every record, in order."""
-    from mm_ldlm.data.corpus.tokens import tokenize_records
-
     return tokenize_records(records, files, tokenizer, tokens_workspace, progress=ingestion.progress)
-
-
-def report_ingestion(preparation: dict[str, Any], tokens: ShardStore) -> dict[str, Any]:
-    """Report the outcome of all rows and the lengths in tokens."""
-    from mm_ldlm.data.corpus.tokens import ingestion_report
-
-    return ingestion_report(preparation, tokens.manifest)
 
 
 def create_pipeline() -> Pipeline:
@@ -80,7 +66,7 @@ def create_pipeline() -> Pipeline:
                 name="prepare_records",
             ),
             node(
-                make_tokenizer,
+                build_tokenizer,
                 inputs=["records", "params:tokenizer"],
                 outputs="tokenizer_files",
                 name="make_tokenizer",
@@ -98,7 +84,7 @@ def create_pipeline() -> Pipeline:
                 name="make_tokens",
             ),
             node(
-                report_ingestion,
+                ingestion_report,
                 inputs=["preparation_report", "tokens"],
                 outputs="ingestion_report",
                 name="report_ingestion",

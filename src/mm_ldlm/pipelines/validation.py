@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
     from mm_ldlm.data.latents.normaliser import Normalisers
     from mm_ldlm.data.store import Manifest, ShardStore
-    from mm_ldlm.data.validation.config import ValidationConfig
+    from mm_ldlm.data.validation.findings import ValidationConfig
     from mm_ldlm.evaluation.config import EvaluationConfig
 
 PLOTS = ("norms", "spectrum", "lengths", "neighbours")
@@ -40,8 +40,8 @@ def validate_data(
     """
     from mm_ldlm.data.features import Inputs, open_all, planned
     from mm_ldlm.data.index import write_quarantine
-    from mm_ldlm.data.validation import figures
     from mm_ldlm.data.validation.checks import validate
+    from mm_ldlm.data.validation.vectors import draw
     from mm_ldlm.evaluation.sts_sets import load_sts
 
     plan, seed = planned(sections), sections["seed"]
@@ -56,7 +56,7 @@ def validate_data(
     return {
         "report": outcome.report,
         "quarantine": write_quarantine(records, outcome.failing, workspace),
-        **figures.draw(outcome.statistics, tokens.ints("length").take(slice(None))),
+        **draw(outcome.statistics, tokens.ints("length").take(slice(None))),
     }
 
 
@@ -81,8 +81,7 @@ def fit_normalisers(
     tokens: ShardStore, latents: ShardStore | None, features: Path, index: ShardStore, **sections: Any
 ) -> Normalisers:
     """Fit the normalisers of the features that have one, on the valid training examples."""
-    from mm_ldlm.data.features import open_all, planned
-    from mm_ldlm.data.latents.normaliser_fit import fit_all
+    from mm_ldlm.data.features import fit_all, open_all, planned
 
     plan = planned(sections)
     return fit_all(plan, open_all(plan, latents=latents, folder=features), tokens=tokens, index=index)

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.data.corpus.detokenising import detokenise
-from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, detokenise, load_tokenizer
 
 APOSTROPHES = ("'", "’")
 BERT = load_tokenizer(TokenizerConfig(max_length=64))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.data.corpus.examples import ingested, jsonl
 
 from mm_ldlm.core import ConfigurationError, SourceError
-from mm_ldlm.data.corpus.filters import LengthConfig, keep_ascii
+from mm_ldlm.data.corpus.filters import LengthConfig
 from mm_ldlm.data.corpus.sources import Unusable
 
 MODULE = """
@@ -93,8 +93,3 @@ def test_bounds_are_inclusive(text: str, low: int, high: int, few: int, many: in
         with pytest.raises(Unusable) as refused:
             bounds.check(text)
         assert (refused.value.reason == "empty") == (text == "")
-
-
-def test_a_filter_for_english_texts() -> None:
-    assert keep_ascii("A naïve text about nothing")
-    assert not keep_ascii("Ein Text über schöne Bäume: äöü")

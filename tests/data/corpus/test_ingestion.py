@@ -17,8 +17,7 @@ from mm_ldlm.core import ConfigurationError, SourceError, config, files, parse
 from mm_ldlm.data.corpus import ingestion
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.ingestion import conservation
-from mm_ldlm.data.corpus.record import comparison_form
-from mm_ldlm.data.corpus.splits import SplitConfig
+from mm_ldlm.data.corpus.record import SplitConfig, comparison_form
 
 WORDS = ("a", "b", "Red", "red", "GREEN", "green", "é", "straße", "STRASSE", "", "\0", "ﬁ")
 

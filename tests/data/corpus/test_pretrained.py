@@ -8,7 +8,7 @@ import pytest
 from tests.data.corpus.examples import word_tokenizer
 
 from mm_ldlm.core import ConfigurationError
-from mm_ldlm.data.corpus import pretrained
+from mm_ldlm.data.corpus import tokenizer
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 
 
@@ -58,7 +58,7 @@ def test_files_of_anything_else_are_refused(name: str, content: bytes | None, tm
 def test_a_vocabulary_of_another_digest_is_refused(
     monkeypatch: pytest.MonkeyPatch, refuses: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(pretrained, "EMBEDDED_SHA256", "0" * 64)
+    monkeypatch.setattr(tokenizer, "EMBEDDED_SHA256", "0" * 64)
     with refuses(ConfigurationError, "bert-base-uncased", "0" * 64):
         load_tokenizer(TokenizerConfig(max_length=8))
 

@@ -47,7 +47,7 @@ def test_row_i_has_the_tokens_of_record_i_and_the_counts_add_up(made: Ingested, 
     assert manifest.meta["splits"]["train"]["outside_vocabulary"] == 0  # pitfall 36: counted where it happens
     assert manifest.meta["splits"]["train"]["truncated"] > 0
     lengths = [row["length"] for row in rows]
-    report = ingestion_report(made.report, manifest)["tokens"]
+    report = ingestion_report(made.report, ShardStore.open(tmp_path))["tokens"]
     assert report["length_histogram"] == {str(length): count for length, count in sorted(Counter(lengths).items())}
     assert report["lengths"] == {
         "mean": round(sum(lengths) / len(lengths), 3),
@@ -101,6 +101,6 @@ def test_records_of_other_limits_and_reports_of_other_records_are_refused(
     for other in ({"too_long": "drop"}, {"min_length": 5}):
         with refuses(StoreError, "5 tokens per record"):
             tokenize_records(made.records, tokenizer, limits(**other), tmp_path)
-    manifest = tokenize_records(made.records, tokenizer, limits(), tmp_path)
+    tokenize_records(made.records, tokenizer, limits(), tmp_path).write(tmp_path)
     with pytest.raises(FingerprintError):
-        ingestion_report({**made.report, "fingerprint": "of others"}, manifest)
+        ingestion_report({**made.report, "fingerprint": "of others"}, ShardStore.open(tmp_path))

@@ -95,12 +95,6 @@ def test_options_replace_the_spec_and_the_folder_states_the_dimension(bare: Path
     for key, dim in (("d_model", 24), ("other", 1024)):
         (bare / "config.json").write_text(json.dumps({key: 24}))
         assert located(bare, "t5").dim == dim
-    (bare / "model.safetensors").unlink()
-    with refuses(EncoderError, bare):
-        located(bare)
-    (bare / "config.json").unlink()
-    with refuses(EncoderError, bare, "encoder.path"):
-        located(bare)
 
 
 @pytest.mark.parametrize(

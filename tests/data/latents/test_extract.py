@@ -21,9 +21,8 @@ from tests.kills import kills
 
 from mm_ldlm.core import ConfigurationError, EncoderError, FingerprintError, StoreError, WorkerFailed, config, parse
 from mm_ldlm.data.corpus.record import DECODED
-from mm_ldlm.data.engines.local import LocalEngine
+from mm_ldlm.data.engines import LocalEngine
 from mm_ldlm.data.latents import extract as module
-from mm_ldlm.data.latents import worker
 from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.extract import default_shard_rows, extract_with_first_host
 from mm_ldlm.data.store import Manifest, ShardStore
@@ -71,7 +70,7 @@ def ranks_in_this_process(_: str, arguments: list[str], *, config: Any, **option
         with pytest.MonkeyPatch.context() as patch:
             info = environment.RankInfo(rank=rank, world=config.processes, local_world=config.processes)
             patch.setattr(environment, "rank_info", lambda info=info: info)
-            worker.main(Path(arguments[0]))
+            module.main(Path(arguments[0]))
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -257,12 +256,9 @@ def test_hosts_of_one_store_meet_under_one_name(tmp_path: Path, monkeypatch: pyt
         launch(tmp_path, engine={"kind": "tests.data.latents.test_extract:ElsewhereConfig"})
 
 
-@pytest.mark.parametrize("options", [{"processes": 2}, {"launch": {"nodes": 2}}])
-def test_an_engine_with_nodes_of_its_own_takes_neither_processes_nor_hosts(
-    options: dict[str, Any], refuses: Any
-) -> None:
-    with refuses(ConfigurationError, f"embedding.{next(iter(options))}"):
-        parse(ExtractConfig, {"engine": {"kind": ElsewhereConfig().kind}, **options}, at="embedding")
+def test_an_engine_with_nodes_of_its_own_takes_no_processes(refuses: Any) -> None:
+    with refuses(ConfigurationError, "embedding.processes"):
+        parse(ExtractConfig, {"engine": {"kind": ElsewhereConfig().kind}, "processes": 2}, at="embedding")
 
 
 @pytest.mark.slow

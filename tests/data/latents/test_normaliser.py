@@ -16,9 +16,8 @@ from tests.damage import damaged
 from threadpoolctl import threadpool_limits
 
 from mm_ldlm.core import StoreError
-from mm_ldlm.data.latents import normaliser_fit
-from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig, Normalisers, norms
-from mm_ldlm.data.latents.normaliser_fit import ENOUGH, calibrated, fit
+from mm_ldlm.data.latents import normaliser
+from mm_ldlm.data.latents.normaliser import ENOUGH, Normaliser, NormaliserConfig, Normalisers, calibrated, fit, norms
 from mm_ldlm.data.store import ShardStore, StoreWriter, fixed_lists
 
 KINDS = ["standard", "robust", "whitening", "one_scale"]
@@ -90,7 +89,7 @@ def test_torch_gives_the_numbers_of_numpy_and_inverted_vectors_have_the_encoders
 
 
 def test_the_moments_are_those_of_the_training_rows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normaliser_fit, "_READ_ROWS", 64)
+    monkeypatch.setattr(normaliser, "_READ_ROWS", 64)
     rows = np.arange(0, 1000, 3)
     x = np.float32(1e4 + drawn() * 1e-2)  # in one pass, a sum of squares would lose everything
     x[1] = np.inf  # not a training row

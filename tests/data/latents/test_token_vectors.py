@@ -10,8 +10,7 @@ from tests.data.latents.toy import ToyEncoderConfig, content, digest_vector
 
 from mm_ldlm.core import EncoderError
 from mm_ldlm.data.features import Inputs
-from mm_ldlm.data.latents.store import LatentStore
-from mm_ldlm.data.latents.token_vectors import TokenVectors
+from mm_ldlm.data.latents.store import LatentStore, TokenVectors
 
 TOKENS = ["[PAD]", "cat", "##s", "▁dog", "##"]
 PLAIN = ["[PAD]", "cat", "s", "dog", "##"]

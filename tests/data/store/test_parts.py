@@ -14,7 +14,7 @@ from tests.kills import kills
 
 from mm_ldlm.core import FingerprintError, StoreError
 from mm_ldlm.data.store import Manifest, ShardStore
-from mm_ldlm.data.store.parts import Parts
+from mm_ldlm.data.store.writer import Parts
 
 REUSED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 MADE_BY = {"records": "a", "encoder": "b"}

@@ -16,8 +16,7 @@ from tests.data.corpus.examples import word_tokenizer
 from tests.data.encoders.tiny import folder_of, plain_modules
 
 from mm_ldlm.core import ValidationError
-from mm_ldlm.data.corpus.record import DECODED, RECORD_SCHEMA, comparison_form, record_id
-from mm_ldlm.data.corpus.splits import SPLITS
+from mm_ldlm.data.corpus.record import DECODED, RECORD_SCHEMA, SPLITS, comparison_form, record_id
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
 from mm_ldlm.data.corpus.tokens import tokenize_records
 from mm_ldlm.data.encoders import LocalEncoderConfig
@@ -26,10 +25,9 @@ from mm_ldlm.data.latents.normaliser import NormaliserConfig
 from mm_ldlm.data.latents.store import Latents, LatentStore
 from mm_ldlm.data.latents.store import schema as latent_schema
 from mm_ldlm.data.store import ShardStore, StoreWriter
-from mm_ldlm.data.validation import checks, figures, texts, vectors
+from mm_ldlm.data.validation import checks, vectors
 from mm_ldlm.data.validation.checks import Outcome
-from mm_ldlm.data.validation.config import ValidationConfig
-from mm_ldlm.data.validation.findings import Finding, enforce, plain
+from mm_ldlm.data.validation.findings import Finding, ValidationConfig, enforce, plain
 
 WORDS = ("the", "cat", "dog", "sat", "on", "mat", "ran", "red", "blue", "green", "house", "one")
 ROWS, DIM, SHARD = 48, 32, 20
@@ -174,7 +172,7 @@ def test_exactly_the_damaged_rows_are_quarantined_with_their_reasons(
                 expected.setdefault(FAULTS[fault][1], []).append(row)
         broken.write(name, columns)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(texts, "_ROWS", window)
+        patch.setattr(checks, "_ROWS", window)
         outcome = broken.validate(on_norm_outlier="quarantine", on_duplicate_vector="warn")
     found = {check: rows.tolist() for check, rows in outcome.failing.items()}
     assert found == {check: sorted(rows) for check, rows in expected.items()}
@@ -247,8 +245,6 @@ def test_rows_of_other_records_are_found(stores: Stores, name: str, change: str)
     outcome = stores.validate()
     assert errors(outcome) == {"alignment"}
     assert outcome.failing.get("alignment", np.empty(0)).tolist() == wrong
-    words = named(outcome, "alignment")[0]["message"]
-    assert ("swapped or shifted" in words) == (change in ("swapped", "shifted"))
 
 
 @pytest.mark.parametrize("name", ["records", "tokens", "latents"])
@@ -303,7 +299,7 @@ def test_pitfall_14_texts_in_two_splits_and_in_evaluation_sets_are_found(
                 {}, Inputs(records, records, TOKENIZER, {}), {}, LocalEncoderConfig(), None,
                 ValidationConfig(on_leakage=on_leakage), {"set": evaluation}, 0,
             )  # fmt: skip
-            found = {finding.check: finding for finding in texts.check_texts(subject)}
+            found = {finding.check: finding for finding in checks.check_texts(subject)}
             assert ("held-out rows" in found) == all(split != "test" for _, split, _ in rows)
             assert found["split leakage"].count == across if across else "split leakage" not in found
             repeats = len(rows) - sum(map(len, splits.values()))
@@ -409,7 +405,6 @@ def test_swapped_vectors_differ_from_the_encoder_and_decoded_texts_are_not_compa
     stores.write("latents", columns)
     outcome = stores.validate(spot_rows=ROWS)
     assert outcome.failing["spot re-encoding"].tolist() == [4, 9, 25]
-    assert "swapped" in named(outcome, "spot re-encoding")[0]["message"]
     records = stores.columns("records")
     for row in (4, 9, 25):
         records["meta"][row] = json.dumps({DECODED: True})
@@ -437,10 +432,10 @@ def test_vectors_of_another_dimension_fail_their_contract(stores: Stores, dim: i
 
 def test_figures_count_every_row(pristine: Stores) -> None:
     lengths = pristine.opened("tokens").ints("length").take(slice(None))
-    found = figures.draw(pristine.validate().statistics, lengths)
+    found = vectors.draw(pristine.validate().statistics, lengths)
     counts = {name: sum(figure.data[0].y) for name, figure in found.items()}
     assert counts == {"norms": ROWS, "spectrum": pytest.approx(1), "lengths": ROWS, "neighbours": ROWS}
-    without = figures.draw(None, lengths)
+    without = vectors.draw(None, lengths)
     assert {name: len(figure.data[0].x) for name, figure in without.items()} == {
         **dict.fromkeys(found, 0),
         "lengths": 4,

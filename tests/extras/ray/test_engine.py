@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.engines.test_engines import conforms
 from tests.data.latents.toy import TEXTS, ToyEncoderConfig, content, embedded, records
+from tests.data.test_engines import conforms
 
 from mm_ldlm.core import ConfigurationError, EncoderError, MMLDLMError, WorkerFailed, parse_kind
-from mm_ldlm.data.engines.base import ENGINES
-from mm_ldlm.data.latents import worker
+from mm_ldlm.data.engines import ENGINES
+from mm_ldlm.data.latents import extract as module
 from mm_ldlm.extras.ray import engine as ray_engine
 from mm_ldlm.extras.ray import task as ray_task
 from mm_ldlm.extras.ray.engine import RayEngine, RayEngineConfig
@@ -245,12 +245,12 @@ def test_a_node_with_other_versions_refuses_and_another_fetches_the_function_of_
 def cluster() -> Iterator[Any]:
     pytest.importorskip("ray")
     from ray import cloudpickle
-    from tests.data.engines import test_engines
+    from tests.data import test_engines
     from tests.data.latents import toy
     from tests.extras.ray import nodes
 
-    for module in (sys.modules[__name__], test_engines, toy):
-        cloudpickle.register_pickle_by_value(module)  # the nodes cannot import tests
+    for each in (sys.modules[__name__], test_engines, toy):
+        cloudpickle.register_pickle_by_value(each)  # the nodes cannot import tests
     with nodes.two_nodes() as found:
         yield found
 
@@ -318,7 +318,7 @@ def test_a_node_that_is_killed_changes_no_byte_of_the_latents(
 
     stored = records(tmp_path / "records", [f"{text} {number}" for number in range(20) for text in TEXTS])
     embedded(stored, tmp_path / "plain")
-    real, written = worker.Job.write, []
+    real, written = module.Job.write, []
 
     def write(self: Any, number: int, *rest: Any) -> None:
         real(self, number, *rest)
@@ -326,7 +326,7 @@ def test_a_node_that_is_killed_changes_no_byte_of_the_latents(
         if len(written) == 30:
             cluster.remove_node(nodes.second_node(cluster), allow_graceful=False)
 
-    monkeypatch.setattr(worker.Job, "write", write)
+    monkeypatch.setattr(module.Job, "write", write)
     embedded(stored, tmp_path / "ray", ToyEncoderConfig(), engine=RayEngineConfig(address=cluster.address), processes=0)
     assert sorted(written) == list(range(115))
     assert content(tmp_path / "ray") == content(tmp_path / "plain")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -22,11 +22,11 @@ import pyarrow as pa
 
 from mm_ldlm.core import shorten
 from mm_ldlm.data.corpus.config import IngestionConfig
-from mm_ldlm.data.corpus.dedup import DigestMap, NearDuplicates
-from mm_ldlm.data.corpus.filters import check_language
+from mm_ldlm.data.corpus.filters import DigestMap, NearDuplicates, check_language
 from mm_ldlm.data.corpus.record import (
     PAIR,
     RECORD_SCHEMA,
+    SPLITS,
     comparison_digest,
     comparison_form,
     described_by,
@@ -37,7 +37,6 @@ from mm_ldlm.data.corpus.record import (
 )
 from mm_ldlm.data.corpus.sources import BadRow, Row, Unusable
 from mm_ldlm.data.corpus.sources.base import DAMAGE, HELD_OUT, printable
-from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, split_text
 from mm_ldlm.data.store import Manifest, Shard, ShardStore
 
@@ -197,16 +196,14 @@ class Preparation:
             check_language(text, self.config.language_filter)
         return text
 
-    def _lengths(self, rows: list[Row]) -> Iterator[list[int]]:
-        """Yield the numbers of tokens of each text and of the second text of a pair; 0 without a tokenizer."""
-        texts = [row.text for row in rows] + [row.pair for row in rows if row.pair is not None]
-        counts = [0] * len(texts)
-        if self.tokenizer is not None:
-            counts = np.diff(self.tokenizer.encode_base(texts)[1]).tolist()
-        second = iter(counts[len(rows) :])
-        yield from (
-            [count] if row.pair is None else [count, next(second)] for row, count in zip(rows, counts, strict=False)
+    def _lengths(self, rows: list[Row]) -> list[list[int]]:
+        """Return the numbers of tokens of each text and of the second text of a pair; 0 without a tokenizer."""
+        texts = [[row.text] if row.pair is None else [row.text, row.pair] for row in rows]
+        flat = [text for each in texts for text in each]
+        counts = iter(
+            [0] * len(flat) if self.tokenizer is None else np.diff(self.tokenizer.encode_base(flat)[1]).tolist()
         )
+        return [[next(counts) for _ in each] for each in texts]
 
     def _shortened(self, row: Row, lengths: list[int]) -> list[tuple[Row, list[int]]]:
         """Return a row with too many tokens, truncated or divided if that is asked for, with its numbers of tokens."""

@@ -1,12 +1,25 @@
-"""Filters on length and language; rows that fail go to quarantine with a reason."""
+"""Filters on length and language, whose rows go to quarantine with a reason; exact and near duplicates (MinHash)."""
 
 import functools
 import importlib
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
-from mm_ldlm.core import ConfigurationError, InvalidValue, PositiveInt, config, import_object, reason_of, show
+import numpy as np
+import numpy.typing as npt
+
+from mm_ldlm.core import (
+    ConfigurationError,
+    InvalidValue,
+    PositiveInt,
+    Size,
+    bounded,
+    config,
+    import_object,
+    reason_of,
+    show,
+)
 from mm_ldlm.data.corpus.sources import Unusable
 from mm_ldlm.data.store.fingerprint import fingerprint
 
@@ -83,6 +96,87 @@ def describe_function(dotted: str) -> dict[str, str]:
     return {"name": dotted, "source": fingerprint(source)}
 
 
-def keep_ascii(text: str) -> bool:
-    """Keep texts of which at least nine tenths of the characters are ASCII: a language filter for English corpora."""
-    return text.isascii() or 10 * sum(character.isascii() for character in text) >= 9 * len(text)
+# -- duplicates --------------------------------------------------------------------------------------------------------
+
+_LATEST = 1 << 16
+_WEIGHTS = (0.1, 0.9)
+"""Weights of false positives and false negatives for datasketch. False candidates are cheap because each is checked;
+missed duplicates are lost."""
+
+
+class DigestMap:
+    """A map from digests of 16 bytes to small numbers: a sorted array, and a dictionary of the latest ones.
+
+    A dictionary of ten million digests takes over a gigabyte, the array 170 MB.
+    """
+
+    def __init__(self) -> None:
+        self._keys, self._values = np.empty(0, "S16"), np.empty(0, np.uint8)
+        self._latest: dict[bytes, int] = {}
+
+    def get(self, digest: bytes) -> int | None:
+        """Return the number that was stored with a digest; None for an unknown one."""
+        if digest in self._latest:
+            return self._latest[digest]
+        place = int(self._keys.searchsorted(digest))
+        known = place < len(self._keys) and self._keys[place] == digest.rstrip(b"\0")  # as numpy shows it
+        return int(self._values[place]) if known else None
+
+    def put(self, digest: bytes, number: int) -> None:
+        """Store a number with a digest; one that is known has the same number."""
+        self._latest[digest] = number
+        if len(self._latest) > max(_LATEST, len(self._keys) // 8):
+            keys = np.concatenate([self._keys, np.array(list(self._latest), "S16")])
+            order = np.argsort(keys, kind="stable")  # two runs, one of them sorted
+            values = np.concatenate([self._values, np.array(list(self._latest.values()), np.uint8)])
+            self._keys, self._values, self._latest = keys[order], values[order], {}
+
+
+@config
+class NearDuplicateConfig:
+    """MinHash over character shingles of the comparison form.
+
+    Attributes:
+        threshold: estimated Jaccard similarity at which a text counts as a near duplicate of an earlier one; exact
+            duplicates are always removed.
+        num_perm: number of hash functions; the standard error of the estimate is about 1 / (2 sqrt(num_perm)), which
+            is too large with fewer than 64.
+        shingle_characters: length of a shingle.
+    """
+
+    threshold: Annotated[float, bounded(ge=0.1, le=0.95)] = 0.8
+    num_perm: Annotated[int, bounded(ge=64, le=65_536)] = 64
+    shingle_characters: Size = 5
+
+    def signature(self, form: str) -> Any:
+        """Compute the MinHash of a comparison form, without what only further updates would need."""
+        from datasketch import LeanMinHash, MinHash
+
+        size = self.shingle_characters
+        sketch = MinHash(num_perm=self.num_perm)
+        sketch.update_batch({form[i : i + size].encode() for i in range(max(1, len(form) - size + 1))})
+        return LeanMinHash(sketch)
+
+
+class NearDuplicates:
+    """Finds near duplicates by locality-sensitive hashing; takes about half a kilobyte and 0.2 ms per text."""
+
+    def __init__(self, config: NearDuplicateConfig) -> None:
+        from datasketch import MinHashLSH
+
+        self.config = config
+        self._index = MinHashLSH(threshold=config.threshold, num_perm=config.num_perm, weights=_WEIGHTS)
+        self._signatures: list[npt.NDArray[np.uint32]] = []
+
+    def seen(self, sketch: Any) -> bool:
+        """Return whether an earlier text is at least `threshold` similar; each candidate of the index is checked."""
+        values = sketch.hashvalues.astype(np.uint32)
+        return any(
+            float(np.mean(self._signatures[int(key)] == values)) >= self.config.threshold
+            for key in self._index.query(sketch)
+        )
+
+    def add(self, sketch: Any) -> None:
+        """Add the signature of an accepted text."""
+        self._index.insert(len(self._signatures), sketch, check_duplication=False)
+        self._signatures.append(sketch.hashvalues.astype(np.uint32))

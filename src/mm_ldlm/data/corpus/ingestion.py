@@ -20,13 +20,13 @@ from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.data.corpus.cleaning import QUARANTINE_SCHEMA, Chunk, Counts, Merger, Preparation, SideStore
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, describe_function, load_function
-from mm_ldlm.data.corpus.progress import Progress
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row
 from mm_ldlm.data.corpus.sources.base import printable
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
 from mm_ldlm.data.store import Manifest
 from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.data.store.writer import Progress
 
 CHUNK_ROWS = 4096
 EARLY_STOP_ROWS = 10_000

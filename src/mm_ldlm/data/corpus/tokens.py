@@ -14,12 +14,11 @@ from tqdm import tqdm
 
 from mm_ldlm.core import StoreError
 from mm_ldlm.data.corpus.ingestion import conservation
-from mm_ldlm.data.corpus.progress import Progress
-from mm_ldlm.data.corpus.record import PAIR, meta_value
-from mm_ldlm.data.corpus.splits import SPLITS
+from mm_ldlm.data.corpus.record import PAIR, SPLITS, meta_value
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.data.store.writer import Progress
 
 log = logging.getLogger(__name__)
 
@@ -140,25 +139,26 @@ def _cut(
     return values[inside], np.cumsum([0, *np.minimum(lengths, max_length)], dtype=np.int64)
 
 
-def ingestion_report(preparation: dict[str, Any], tokens: Manifest) -> dict[str, Any]:
+def ingestion_report(preparation: dict[str, Any], tokens: ShardStore) -> dict[str, Any]:
     """Combine the report of `ingest` with the counts of the token store, and log that every row is accounted for.
 
     Raises:
         FingerprintError: the token store was made from other records.
     """
-    tokens.require(directory="the token store", records=preparation["fingerprint"])
+    tokens.manifest.require(directory=tokens.directory, records=preparation["fingerprint"])
     log.info("ingestion: %s", conservation(preparation))
-    lengths = np.repeat(*np.array([(int(length), count) for length, count in tokens.meta["lengths"].items()]).T)
+    meta = tokens.manifest.meta
+    lengths = np.repeat(*np.array([(int(length), count) for length, count in meta["lengths"].items()]).T)
     percentiles = np.percentile(lengths, (5, 50, 95, 100), method="inverted_cdf").astype(int).tolist()
     return {
         **preparation,
         "conservation": conservation(preparation),
         "tokens": {
-            **{name: tokens.meta[name] for name in ("vocab_size", "base_vocab_size", "max_length", "splits")},
+            **{name: meta[name] for name in ("vocab_size", "base_vocab_size", "max_length", "splits")},
             "lengths": {
                 "mean": round(float(lengths.mean()), 3),
                 **dict(zip(("p5", "p50", "p95", "p100"), percentiles, strict=True)),
             },
-            "length_histogram": tokens.meta["lengths"],
+            "length_histogram": meta["lengths"],
         },
     }

@@ -7,9 +7,18 @@ and encoders whose vectors come with the texts. Nothing here depends on pipeline
 transformers are imported only when an encoder is loaded.
 """
 
-from mm_ldlm.data.encoders.base import Encoder, EncoderConfig, LocatedEncoder, load_encoder, no_encoder
+from mm_ldlm.data.encoders.base import (
+    ENCODERS,
+    REGISTRY,
+    Encoder,
+    EncoderConfig,
+    EncoderSpec,
+    LocatedEncoder,
+    load_encoder,
+    no_encoder,
+    parse_encoder,
+)
 from mm_ldlm.data.encoders.local import LocalEncoderConfig
-from mm_ldlm.data.encoders.registry import ENCODERS, REGISTRY, EncoderSpec, parse_encoder
 
 __all__ = [
     "ENCODERS",

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from mm_ldlm.core import AutoDevice, EncoderError, InvalidValue, Rows, Size, config, show, to_dict
 from mm_ldlm.core.files import InputFile, inside
-from mm_ldlm.data.encoders.base import Encoder
-from mm_ldlm.data.encoders.registry import REGISTRY, EncoderSpec, LocatedWeights, Pooling
+from mm_ldlm.data.encoders.base import REGISTRY, Encoder, EncoderSpec, LocatedWeights, Pooling
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -168,11 +167,6 @@ def locate_weights(config: LocalEncoderConfig) -> LocatedWeights:
             "Set encoder.truncate_dim to at most that."
         )
     files = {str(file.relative_to(folder)): file_sha256(file) for file in _deciding_files(folder)}
-    if not any(file.endswith((".safetensors", ".bin")) for file in files):
-        raise EncoderError(
-            f"encoder {spec.name!r}: {folder} contains no weights (*.safetensors or pytorch_model*.bin). Fetch the "
-            "model again, or set encoder.path to a folder with its config.json, its tokenizer and its weights."
-        )
     parts = {field: getattr(spec, field) for field in _DECIDING}
     identity = fingerprint({"spec": parts, "truncate_dim": truncate, "dtype": config.dtype, "files": files})
     return LocatedWeights(spec=spec, folder=folder, truncate_dim=truncate, dtype=config.dtype, fingerprint=identity)
@@ -240,7 +234,7 @@ def _spec_of_folder(name: str, source: str, revision: str | None, folder: Path) 
         raise EncoderError(
             f"encoder {name!r}: {folder} has no modules.json, so it is not a sentence-transformers model and its "
             f"pooling is unknown. Use a name of the registry ({', '.join(REGISTRY)}) with encoder.path, or add a "
-            "spec to encoders/registry.py."
+            "spec to encoders/base.py."
         )
     modules = _read_json(folder / "modules.json", list[dict[str, Any]])
     settings, own = (

@@ -4,7 +4,6 @@ B sentences, L tokens, d dimensions.
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,31 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor, nn
 
 from mm_ldlm.core import EncoderError, reason_of
 from mm_ldlm.data.batching import batches_by_length, lanes_of, side_by_side
-from mm_ldlm.data.encoders.base import EncodedTokens, Encoder
-from mm_ldlm.data.encoders.onednn import pack_linear_layers
-from mm_ldlm.data.encoders.registry import LocatedWeights, Pooling
+from mm_ldlm.data.encoders.base import EncodedTokens, Encoder, LocatedWeights, Pooling
 from mm_ldlm.distributed.process import choose_device
 
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]
 """Indices (b,), token ids (b, L) int64 padded, and valid (b, L) bool or None when nothing is padded."""
 WINDOW = 4096
 """Number of sentences that `encode` tokenises and sorts together."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """Tokenised and batched sentences.
-
-    Attributes:
-        rows: number of sentences.
-        batches: the sentences by length.
-    """
-
-    rows: int
-    batches: list[Batch]
 
 
 class TransformerEncoder(Encoder):
@@ -73,8 +58,8 @@ class TransformerEncoder(Encoder):
             ids = [[*row, self._final_id] for row in ids]
         return ids
 
-    def prepare(self, sentences: Sequence[str]) -> Prepared:
-        """Tokenise and batch the sentences on the host."""
+    def prepare(self, sentences: Sequence[str]) -> list[Batch]:
+        """Tokenise the sentences on the host, and batch them by length."""
         ids = self.tokenise(sentences) if sentences else []
         lengths = [len(row) for row in ids]
         batches = []
@@ -88,18 +73,18 @@ class TransformerEncoder(Encoder):
                 valid = place < count[:, None]
             padded[valid] = np.concatenate([ids[index] for index in chosen])
             batches.append((chosen, padded, None if valid.all() else valid))
-        return Prepared(len(sentences), batches)
+        return batches
 
     @torch.inference_mode()
-    def run(self, prepared: Prepared, *, lanes: int = 1) -> npt.NDArray[np.float32]:
+    def run(self, prepared: list[Batch], *, lanes: int = 1) -> npt.NDArray[np.float32]:
         """Return (n, d) float32 in the order of the sentences, computing `lanes` batches at a time."""
-        out = np.empty((prepared.rows, self.dim), np.float32)
+        out = np.empty((sum(len(chosen) for chosen, _, _ in prepared), self.dim), np.float32)
 
         def forward(batch: Batch) -> None:
             chosen, ids_BL, valid_BL = batch
             out[chosen] = self.forward(torch.from_numpy(ids_BL), valid_BL).cpu().numpy()
 
-        list(side_by_side(forward, prepared.batches, lanes=lanes))
+        list(side_by_side(forward, prepared, lanes=lanes))
         return out
 
     def forward(self, ids_BL: torch.Tensor, valid_BL: npt.NDArray[np.bool_] | None) -> torch.Tensor:
@@ -128,7 +113,7 @@ class TransformerEncoder(Encoder):
         """Return the tokens of each sentence and their last hidden states, without the special tokens around them."""
         special = np.array(sorted({*self.tokenizer.all_special_ids} - {self.tokenizer.unk_token_id}), np.int64)
         found = [EncodedTokens(np.empty(0, np.int64), np.empty((0, self.dim), np.float32))] * len(sentences)
-        for chosen, ids_BL, valid_BL in self.prepare(sentences).batches:
+        for chosen, ids_BL, valid_BL in self.prepare(sentences):
             hidden_BLd = self._hidden(torch.from_numpy(ids_BL), valid_BL)[0][..., : self.dim].float().cpu().numpy()
             kept_BL = ~np.isin(ids_BL, special) & (True if valid_BL is None else valid_BL)
             for place, index in enumerate(chosen):
@@ -161,27 +146,19 @@ class SentenceTransformersEncoder(Encoder):
     """An `Encoder` that sentence-transformers runs. It tokenises inside `run`."""
 
     def __init__(self, located: LocatedWeights, *, device: str, max_length: int | None, batch_rows: int) -> None:
-        import torch
-        from safetensors import SafetensorError
         from sentence_transformers import SentenceTransformer
 
         super().__init__(located)
         self.spec, self.batch_rows = located.spec, batch_rows
-        try:
-            with quiet_loading():
-                self.model = SentenceTransformer(
-                    str(located.folder),
-                    device=str(choose_device(device)),
-                    local_files_only=True,
-                    trust_remote_code=False,
-                    truncate_dim=located.truncate_dim,
-                    model_kwargs={"dtype": getattr(torch, located.dtype)},
-                )
-        except (OSError, ValueError, KeyError, RuntimeError, AttributeError, SafetensorError) as error:
-            raise EncoderError(
-                f"encoder {located.spec.name!r}: sentence-transformers cannot load {located.folder} "
-                f"({reason_of(error)}). Fetch the model again, or set encoder.path to another folder."
-            ) from error
+        with _loading(located):
+            self.model = SentenceTransformer(
+                str(located.folder),
+                device=str(choose_device(device)),
+                local_files_only=True,
+                trust_remote_code=False,
+                truncate_dim=located.truncate_dim,
+                model_kwargs={"dtype": getattr(torch, located.dtype)},
+            )
         if max_length is not None:
             self.model.max_seq_length = min(max_length, self.model.max_seq_length or max_length)
         self.dim = int(self.encode(["dim"]).shape[1])
@@ -216,39 +193,27 @@ def _load_tokenizer(located: LocatedWeights) -> Any:
     from transformers import AutoTokenizer
 
     extra = {"src_lang": located.spec.language} if located.spec.language else {}
-    try:
+    with _loading(located):
         return AutoTokenizer.from_pretrained(
             located.folder, local_files_only=True, trust_remote_code=False, use_fast=True, **extra
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise EncoderError(
-            f"encoder {located.spec.name!r}: the tokenizer in {located.folder} cannot be loaded "
-            f"({reason_of(error)}). Fetch the model again."
-        ) from error
 
 
 def _load_model(located: LocatedWeights) -> Any:
-    from safetensors import SafetensorError
     from transformers import AutoModel, T5EncoderModel
     from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
     loader: Any = {"auto": AutoModel, "t5_encoder": T5EncoderModel, "m2m100_encoder": M2M100Encoder}[
         located.spec.architecture
     ]
-    try:
-        with quiet_loading():
-            model, report = loader.from_pretrained(
-                located.folder,
-                dtype=getattr(torch, located.dtype),
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise EncoderError(
-            f"encoder {located.spec.name!r}: the model in {located.folder} cannot be loaded "
-            f"({reason_of(error)}). Fetch the model again."
-        ) from error
+    with _loading(located):
+        model, report = loader.from_pretrained(
+            located.folder,
+            dtype=getattr(torch, located.dtype),
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
     # Sentence encoders like BERT neither use nor contain the weights of the pooler, which the class has.
     if missing := sorted(key for key in report["missing_keys"] if not key.startswith("pooler.")):
         raise EncoderError(
@@ -260,16 +225,49 @@ def _load_model(located: LocatedWeights) -> Any:
 
 
 @contextlib.contextmanager
-def quiet_loading() -> Iterator[None]:
-    """Silence the progress bar and the table of unused weights of transformers; missing weights raise errors."""
+def _loading(located: LocatedWeights) -> Iterator[None]:
+    """Raise EncoderError for files that cannot be loaded, and silence the bar and the table of unused weights."""
+    from safetensors import SafetensorError
     from transformers.utils import logging
 
-    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bar:
-            logging.enable_progress_bar()
+    except (OSError, ValueError, KeyError, RuntimeError, AttributeError, SafetensorError) as error:
+        raise EncoderError(
+            f"encoder {located.spec.name!r}: the model in {located.folder} cannot be loaded ({reason_of(error)}). "
+            "Fetch it again, or set encoder.path to another folder."
+        ) from error
+
+
+# -- linear layers on the CPU ------------------------------------------------------------------------------------------
+
+_TYPICAL_ROWS = 1024  # tokens in a typical batch; the layout is chosen for this number and works for any
+
+
+class PackedLinear(nn.Module):
+    """`nn.Linear` for float32 inference on the CPU, by oneDNN with a prepacked weight: 10 % faster, the same sums."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _TYPICAL_ROWS)
+        self.bias = None if linear.bias is None else linear.bias.detach()
+        self.weight = torch.empty(0, dtype=linear.weight.dtype)  # some architectures read the dtype of a layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+
+@torch.no_grad()
+def pack_linear_layers(model: Any) -> Any:
+    """Replace every linear layer of a float32 CPU model where this build of torch supports it; else do nothing."""
+    parameters = list(model.parameters())
+    on_cpu = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in parameters)
+    if not (on_cpu and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")):
+        return model
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear:
+                setattr(module, name, PackedLinear(child))
+    return model

@@ -4,8 +4,3 @@ This room contains the latent store, the resumable extraction that fills it, the
 valid, the normaliser, and the store of token vectors. Nothing here trains or samples, and nothing imports Kedro. Raw
 encoder vectors stay in stores; the rooms above use standardised vectors.
 """
-
-from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
-from mm_ldlm.data.latents.store import LatentStore
-
-__all__ = ["LatentStore", "Normaliser", "NormaliserConfig"]

@@ -3,10 +3,10 @@
 from typing import Annotated, Any, Literal
 
 from mm_ldlm.core import InvalidValue, Rows, Workers, WorkersOrNone, config
-from mm_ldlm.data.engines.base import ENGINES
-from mm_ldlm.data.engines.local import LocalEngineConfig
-from mm_ldlm.data.latents.store import StoredType
+from mm_ldlm.data.engines import ENGINES, LocalEngineConfig
 from mm_ldlm.distributed.launch import HostsConfig
+
+StoredType = Literal["float32", "float16"]
 
 
 @config
@@ -42,11 +42,6 @@ class ExtractConfig:
                 f"expected 0, because the engine {self.engine.kind} decides how many tasks run at a time, found "
                 f"{self.processes}",
                 "processes",
-            )
-        if not self.engine.here and self.launch.nodes > 1:
-            raise InvalidValue(
-                f"expected 1, because the engine {self.engine.kind} has nodes of its own, found {self.launch.nodes}",
-                "launch.nodes",
             )
 
     def processes_on(self, device: str | None) -> int:

@@ -1,7 +1,7 @@
 """Latent normaliser: standardises an encoder's vectors to the scale of unit Gaussian noise.
 
-It is fitted on the training split (`normaliser_fit`), saved as a separate artifact, and inverted after sampling.
-Shapes: n rows, d dimensions.
+It is fitted on the training split in one streaming pass with float64 accumulators, saved as a
+separate artifact, and inverted after sampling. Shapes: n rows, d dimensions.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -17,14 +19,24 @@ import numpy.typing as npt
 
 from mm_ldlm.core import Rows, StoreError, config
 from mm_ldlm.core.files import InputFile, inside, write_bytes, write_json
+from mm_ldlm.data.store.shards import FixedColumn
 
 if TYPE_CHECKING:
     import torch
+
 
 Kind = Literal["standard", "robust", "whitening", "one_scale"]
 Vectors = TypeVar("Vectors", npt.NDArray[Any], "torch.Tensor")
 Matrix = npt.NDArray[np.float64]
 FORMAT_VERSION = 1
+log = logging.getLogger(__name__)
+ENOUGH = 10
+"""Rows for each dimension from which on "whitening" uses their covariance as it is"""
+TYPICAL_QUANTILES = (0.001, 0.999)
+TYPICAL_MARGIN = 1.15
+"""Quantiles of the norms of the validation split, and the factor by which the range is wider on both sides"""
+_NORMAL_IQR = 1.3489795003921634  # of a unit normal
+_READ_ROWS = 16_384
 
 
 @config
@@ -132,7 +144,7 @@ class Normaliser:
             file.refuse(f"format {FORMAT_VERSION}", str(version))
         try:
             about |= {"constant": tuple(about["constant"]), **load(arrays)}
-            found = cls(**about, typical=None if typical is None else _range(*typical))
+            found = cls(**about, typical=typical and tuple(typical))
             mark = found.fingerprint
         except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             file.refuse("a normaliser", f"an error ({error})")
@@ -215,8 +227,107 @@ def norms(standard_nd: npt.NDArray[Any]) -> Matrix:
     return found
 
 
-def _range(low: float, high: float) -> tuple[float, float]:
-    """Return a range of norms; ValueError if it is none."""
-    if not 0 <= low <= high < np.inf:
-        raise ValueError(f"expected an increasing range of norms, found {low} to {high}")
-    return low, high
+# -- fitting -----------------------------------------------------------------------------------------------------------
+
+
+def fit(column: FixedColumn, *, rows: npt.NDArray[np.int64], config: NormaliserConfig, unit_norm: bool) -> Normaliser:
+    """Fit a normaliser on these rows of a column of vectors (those of the training split).
+
+    The numbers do not depend on the number of threads, which changes the order of the sums in a product of matrices.
+
+    Raises:
+        StoreError: A number is not finite.
+    """
+    from threadpoolctl import threadpool_limits
+
+    count = len(rows)
+    with threadpool_limits(limits=1):
+        if config.kind == "robust":
+            chosen = np.linspace(0, count - 1, min(count, config.robust_rows)).astype(int)
+            values = np.concatenate(list(_pieces(column, rows[chosen])))
+            low, mean_d, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
+            std_d = (high - low) / _NORMAL_IQR
+        else:
+            mean_d, moments = _moments(_pieces(column, rows), full=config.kind == "whitening")
+            if config.kind == "whitening":
+                return _whitening(mean_d, moments / max(count - 1, 1), rows=count, unit_norm=unit_norm)
+            std_d = np.sqrt(moments / max(count - 1, 1))
+    if config.kind == "one_scale":  # the variance of a dimension is 1 on average; without any variation nothing changes
+        scale_d = np.full_like(mean_d, float(np.sqrt(np.square(std_d).mean())) or 1.0)
+        return Normaliser(config.kind, mean_d, scale_d, unit_norm, count)
+    # Below this threshold a dimension contains only float32 rounding errors, which scaling would turn into noise.
+    constant = std_d <= 1e-6 * max(float(std_d.max()), 1e-300)
+    names = tuple(np.flatnonzero(constant).tolist())
+    return Normaliser(config.kind, mean_d, np.where(constant, 1.0, std_d), unit_norm, count, constant=names)
+
+
+def calibrated(normaliser: Normaliser, column: FixedColumn, *, rows: npt.NDArray[np.int64]) -> Normaliser:
+    """Copy a normaliser with the range of norms of these rows (those of the validation split), if there are any."""
+    if not len(rows):
+        return normaliser
+    found = np.concatenate([norms(normaliser.standardise(piece)) for piece in _pieces(column, rows)])
+    low, high = np.quantile(found, TYPICAL_QUANTILES)
+    return dataclasses.replace(normaliser, typical=(float(low / TYPICAL_MARGIN), float(high * TYPICAL_MARGIN)))
+
+
+def _pieces(column: FixedColumn, rows: npt.NDArray[np.int64]) -> Iterator[Matrix]:
+    rows = np.sort(rows)
+    for start in range(0, len(rows), _READ_ROWS):
+        piece = column.take(rows[start : start + _READ_ROWS]).astype(np.float64)
+        if not np.isfinite(piece).all():
+            bad = rows[start + int(np.flatnonzero(~np.isfinite(piece).all(1))[0])]
+            raise StoreError(
+                f"{column.store.directory}: row {bad} contains a number that is not finite. Validate before fitting."
+            )
+        yield piece
+
+
+def _moments(pieces: Iterator[Matrix], *, full: bool) -> tuple[Matrix, Matrix]:
+    """Compute mean and sum of squared deviations (or of their outer products) in one pass (Chan et al. 1983)."""
+    count = 0
+    mean_d: Matrix = np.zeros(1)
+    moments: Matrix = np.zeros(1)
+    for piece in pieces:
+        own_mean = piece.mean(0)
+        centred = piece - own_mean
+        own = centred.T @ centred if full else np.einsum("nd,nd->d", centred, centred)
+        delta = own_mean - mean_d
+        total = count + len(piece)
+        between = np.outer(delta, delta) if full else delta * delta
+        moments = moments + own + between * (count * len(piece) / total)
+        mean_d = mean_d + delta * (len(piece) / total)
+        count = total
+    return mean_d, moments
+
+
+def one_scale_part(rows: int, dim: int) -> float:
+    """Part of one scale for all dimensions in a whitening: 1 up to a row for each dimension, 0 from `ENOUGH` on.
+
+    With about as many rows as dimensions, their covariance has axes of almost no variance that only this sample has.
+    Whitening by it gives other texts standard deviations of 10 to 100 there.
+    """
+    return float(np.clip((ENOUGH * dim / max(rows, 1) - 1) / (ENOUGH - 1), 0, 1))
+
+
+def _whitening(mean_d: Matrix, covariance_dd: Matrix, *, rows: int, unit_norm: bool) -> Normaliser:
+    """Compute W = V diag(1/√λ'): principal axes with unit variance. Axes without variance keep their scale.
+
+    With few rows, λ' is a mixture of the variances λ and of their mean, scaled so that the variance after it is still 1
+    on average.
+    """
+    values, axes = np.linalg.eigh(covariance_dd)
+    values, axes = np.maximum(values[::-1], 0), axes[:, ::-1]
+    if (part := one_scale_part(rows, len(values))) > 0 and values.max() > 0:
+        log.info(
+            "%s training vectors are few to whiten %s dimensions: the normaliser is a mixture of %.0f %% one scale for "
+            "all dimensions and %.0f %% whitening; from %s vectors on it is whitening alone",
+            f"{rows:,}", f"{len(values):,}", 100 * part, 100 * (1 - part), f"{ENOUGH * len(values):,}",
+        )  # fmt: skip
+        mixed = (1 - part) * values + part * values.mean()
+        values = mixed * (values / mixed).mean()
+    flat = values <= 1e-10 * max(float(values.max()), 1e-300)
+    std = np.sqrt(np.where(flat, 1.0, values))
+    return Normaliser(
+        "whitening", mean_d, np.ones_like(mean_d), unit_norm, rows,
+        matrix_dd=axes / std, inverse_dd=(axes * std).T.copy(),
+    )  # fmt: skip

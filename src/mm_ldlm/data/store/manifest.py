@@ -16,8 +16,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core import FingerprintError, MMLDLMError, StoreError, show
-from mm_ldlm.core.files import InputFile, inside, json_document, problem, write_json
+from mm_ldlm.core import FingerprintError, StoreError, UnsafePathError, show
+from mm_ldlm.core.files import InputFile, inside, json_document, write_json
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
 FORMAT_VERSION = 1
@@ -42,16 +42,12 @@ class Shard:
 
     def check(self, directory: Path) -> Path:
         """Return the path of the file; raise StoreError if it is missing, outside the folder or of another size."""
-        path = directory / self.name
-        fault = problem(path)
-        with contextlib.suppress(OSError, ValueError):
-            if fault is None and (size := path.stat().st_size) != self.bytes:
-                fault = f"has {size} bytes instead of {self.bytes}"
-        if fault is not None:
-            raise StoreError(f"{path}: expected a shard of {self.rows} rows, found that it {fault}. {REMEDY}")
+        file = InputFile(directory / self.name, remedy=REMEDY)
+        if (size := file.check().stat().st_size) != self.bytes:
+            file.refuse(f"a shard of {self.rows} rows in {self.bytes} bytes", f"{size} bytes")
         try:
             return inside(directory, self.name)
-        except MMLDLMError as error:
+        except UnsafePathError as error:
             raise StoreError(f"{error} {REMEDY}") from None
 
     def is_intact(self, directory: Path) -> bool:
@@ -66,11 +62,9 @@ class Shard:
         line = self.line(directory)
         if line in _lines(directory):
             return
-        if file_sha256(directory / self.name) != self.sha256:
-            raise StoreError(
-                f"{directory / self.name}: expected the sha256 {self.sha256}, found another: the bytes on disk changed "
-                f"after they were written. {REMEDY}"
-            )
+        file = InputFile(directory / self.name, remedy=REMEDY)
+        if (found := file_sha256(directory / self.name)) != self.sha256:
+            file.refuse(f"the sha256 {self.sha256}", f"{found}: the bytes changed after they were written")
         remember(directory, line)
 
     def line(self, directory: Path) -> str:

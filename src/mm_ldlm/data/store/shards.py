@@ -6,12 +6,11 @@ with thousands of shards needs no descriptors. Mapped pages count as resident me
 at any time; a store releases them itself after `RESIDENT_BYTES`, so that random reads of a large store need little
 memory.
 
-Columns are numpy arrays. A gather sorts the requested rows by shard once, copies the rows of each shard into the result
-by fancy indexing, and keeps the requested order: there is no Python step per row.
+A gather sorts the requested rows by shard once, takes those of each shard, and restores the requested order: there is
+no Python step per row.
 """
 
 import ctypes
-import itertools
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,89 +31,70 @@ _FAULT_BYTES = 64 * 2**10  # Linux maps this much around a page fault
 
 
 class Column:
-    """Base class: one column across all shards of a store.
-
-    Attributes:
-        dtype: numpy type of its values.
-        shape: of the value of one row.
-    """
+    """Base class: one column across all shards of a store."""
 
     what: ClassVar[str]
     fits: ClassVar[tuple[Callable[[pa.DataType], bool], ...]]
     """tests of the Arrow types that can be read"""
-    shape: tuple[int, ...] = ()
 
-    def __init__(self, store: "ShardStore", field: pa.Field) -> None:
-        self.store, self.name, self.type = store, field.name, field.type
-        if not any(fits(field.type) for fits in self.fits):
+    def __init__(self, store: "ShardStore", name: str) -> None:
+        self.store, self.name = store, name
+        self.type = store.schema_of([name]).field(0).type
+        if not any(fits(self.type) for fits in self.fits):
             raise StoreError(
-                f"{store.directory}: expected {self.what} in column {self.name!r}, found {self.type}. Open the store "
-                "as its own kind, or write it again."
+                f"{store.directory}: expected {self.what} in column {name!r}, found {self.type}. Open the store as its "
+                "own kind, or write it again."
             )
-        self.dtype = _dtype(field.type)
-
-    def gather(self, array: pa.Array, inside: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return the values of these rows of a shard."""
-        found: npt.NDArray[Any] = array.to_numpy(zero_copy_only=True)[inside]
-        return found
-
-    def pieces(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[Any, npt.NDArray[np.int64], Any]]:
-        """Yield (array of one shard, rows inside it, their places in the result)."""
-        for shard, inside, place in self.store.locate(rows):
-            yield self.store.array(shard, self.name, touched=len(inside)), inside, place
-
-    def take(self, rows: Rows) -> Any:
-        """Return the values of the requested rows, in their order: (n, *shape) in the stored type; a copy."""
-        rows = self.store.rows(rows)
-        out: npt.NDArray[Any] = np.empty((len(rows), *self.shape), self.dtype)
-        for array, inside, place in self.pieces(rows):
-            out[place] = self.gather(array, inside)
-        return out
 
 
 class NumberColumn(Column):
-    """A numeric column as an (n,) array."""
+    """A numeric column."""
 
     what = "numbers"
     fits = (pa.types.is_integer, pa.types.is_floating)
 
+    def take(self, rows: Rows) -> npt.NDArray[Any]:
+        """Return (n,) in the stored type, in the requested order; a copy."""
+        return np.array(self.store.gather(self.name, rows))
+
 
 class FixedColumn(Column):
-    """A `fixed_size_list<float>[d]` column as an (n, d) matrix."""
+    """A `fixed_size_list<float>[d]` column.
+
+    Attributes:
+        dtype: numpy type of its values.
+    """
 
     what = "a fixed-size list"
     fits = (pa.types.is_fixed_size_list,)
 
-    def __init__(self, store: "ShardStore", field: pa.Field) -> None:
-        super().__init__(store, field)
+    def __init__(self, store: "ShardStore", name: str) -> None:
+        super().__init__(store, name)
         self.dim = int(self.type.list_size)
-        self.shape = (self.dim,)
+        self.dtype = self._matrix(pa.array([], self.type)).dtype
 
-    def gather(self, array: pa.Array, inside: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        return self._matrix(array)[inside]
+    def take(self, rows: Rows) -> npt.NDArray[Any]:
+        """Return (n, d) in the stored type, in the requested order; a copy."""
+        return self._matrix(self.store.gather(self.name, rows)).copy()
 
     def shard(self, number: int) -> npt.NDArray[Any]:
         """Return all rows of one shard, (rows, d) in the stored dtype, without a copy."""
         return self._matrix(self.store.array(number, self.name, touched=None))
 
     def _matrix(self, array: pa.FixedSizeListArray) -> npt.NDArray[Any]:
-        flat: npt.NDArray[Any] = array.values.to_numpy(zero_copy_only=True)
-        return flat[array.offset * self.dim : (array.offset + len(array)) * self.dim].reshape(len(array), self.dim)
+        found: npt.NDArray[Any] = array.flatten().to_numpy(zero_copy_only=True)
+        return found.reshape(len(array), self.dim)
 
 
 class StringColumn(Column):
-    """A text column as Python strings (None where the store holds a null)."""
+    """A text column."""
 
     what = "texts"
     fits = (pa.types.is_string, pa.types.is_large_string)
 
-    def gather(self, array: pa.Array, inside: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        found: npt.NDArray[Any] = array.take(pa.array(inside)).to_numpy(zero_copy_only=False)
-        return found
-
     def take(self, rows: Rows) -> list[Any]:
-        """Return n strings in the requested order."""
-        found: list[Any] = super().take(rows).tolist()
+        """Return n strings in the requested order; None where the store has a null."""
+        found: list[Any] = self.store.gather(self.name, rows).to_pylist()
         return found
 
 
@@ -126,22 +106,9 @@ class ListColumn(Column):
 
     def take(self, rows: Rows) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """Return (values, offsets): row i is `values[offsets[i]:offsets[i + 1]]`; offsets has n + 1 entries."""
-        rows = self.store.rows(rows)
-        found = []
-        lengths = np.empty(len(rows), np.int64)
-        for array, inside, place in self.pieces(rows):
-            starts_all = array.offsets.to_numpy(zero_copy_only=True)
-            starts = starts_all[inside].astype(np.int64)
-            lengths[place] = starts_all[inside + 1] - starts
-            found.append((array.values.to_numpy(zero_copy_only=True), starts, place))
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        out = np.empty(int(offsets[-1]), self.dtype)
-        for values, starts, place in found:
-            count = lengths[place]
-            step = np.arange(int(count.sum()), dtype=np.int64) - np.repeat(np.cumsum(count) - count, count)
-            out[np.repeat(offsets[:-1][place], count) + step] = values[np.repeat(starts, count) + step]
-        return out, offsets
+        array = self.store.gather(self.name, rows)
+        offsets = array.offsets.to_numpy().astype(np.int64)
+        return np.array(array.flatten()), offsets - offsets[0]
 
     def padded(self, rows: Rows, *, pad: int, length: int | None = None) -> npt.NDArray[np.int64]:
         """Return (n, L) int64, right-padded; L is the length of the longest row unless `length` is given.
@@ -161,13 +128,6 @@ class ListColumn(Column):
         out = np.full((len(lengths), length), pad, np.int64)
         out[np.arange(length) < lengths[:, None]] = values
         return out
-
-
-def _dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """Return the numpy type of a column's values. (Arrow's `to_pandas_dtype` needs pandas, which may be missing.)"""
-    kind = kind.value_type if kind.num_fields else kind
-    names = {"halffloat": "float16", "float": "float32", "double": "float64", "string": "O", "large_string": "O"}
-    return np.dtype(names.get(str(kind), str(kind)))
 
 
 # -- the store ---------------------------------------------------------------------------------------------------------
@@ -241,7 +201,7 @@ class ShardStore:
 
     def _column(self, cls: type[Column], name: str) -> Any:
         if (cls, name) not in self._columns:
-            self._columns[cls, name] = cls(self, self._schema_of([name]).field(0))
+            self._columns[cls, name] = cls(self, name)
         return self._columns[cls, name]
 
     # -- rows ---------------------------------------------------------------------------------------------------------
@@ -261,18 +221,6 @@ class ShardStore:
                 f"{found.shape} from {found.min(initial=0)} to {found.max(initial=0)}."
             )
         return found
-
-    def locate(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.int64], Any]]:
-        """Yield (shard number, rows inside the shard, their places in the request) for each requested shard."""
-        if not len(rows):
-            return
-        shards = np.searchsorted(self._starts, rows, side="right") - 1
-        order = np.argsort(shards, kind="stable")
-        firsts = np.flatnonzero(np.diff(shards[order], prepend=-1)).tolist()
-        for start, stop in itertools.pairwise([*firsts, len(rows)]):
-            shard, whole = int(shards[order[start]]), stop - start == len(rows)
-            place: Any = slice(None) if whole else order[start:stop]
-            yield shard, rows[place] - self._starts[shard], place
 
     def array(self, shard: int, column: str, *, touched: int | None) -> pa.Array:
         """Return one column of one shard. `touched` rows are about to be read (None: all); mapped pages are counted."""
@@ -328,20 +276,26 @@ class ShardStore:
         return self.table(rows)
 
     def table(self, rows: Rows) -> pa.Table:
-        """Return all columns of the requested rows, in order."""
+        """Return all columns of the requested rows, in order; a copy."""
         rows = self.rows(rows)
-        schema, pieces, places = self.schema, [], [np.empty(0, np.int64)]
-        for shard, inside, place in self.locate(rows):
-            arrays = [self.array(shard, name, touched=len(inside)).take(pa.array(inside)) for name in schema.names]
-            pieces.append(pa.Table.from_arrays(arrays, schema=schema))
-            places.append(np.arange(len(rows))[place])
-        if len(pieces) <= 1:
-            return pieces[0] if pieces else schema.empty_table()
-        return pa.concat_tables(pieces).take(pa.array(np.argsort(np.concatenate(places))))
+        return pa.Table.from_arrays([self.gather(name, rows) for name in self.schema.names], schema=self.schema)
+
+    def gather(self, column: str, rows: Rows) -> Any:
+        """Return the values of a column in the requested rows, in order, as an Arrow array; a copy."""
+        rows = self.rows(rows)
+        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.argsort(shards, kind="stable")
+        pieces = [pa.array([], self.schema.field(column).type)]
+        for asked in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(rows) else []:
+            shard = int(shards[asked[0]])
+            inside = pa.array(rows[asked] - self._starts[shard])
+            pieces.append(self.array(shard, column, touched=len(asked)).take(inside))
+        found = pieces[-1] if len(pieces) < 3 else pa.concat_arrays(pieces)
+        return found if (np.diff(order) > 0).all() else found.take(pa.array(np.argsort(order)))
 
     def window(self, start: int, stop: int, *, columns: Sequence[str] | None = None) -> pa.Table:
         """Return consecutive rows as a table of slices, without copies; `stop` may exceed the number of rows."""
-        schema, pieces = self._schema_of(columns), []
+        schema, pieces = self.schema_of(columns), []
         begin = int(np.searchsorted(self._starts, start, side="right")) - 1
         end = int(np.searchsorted(self._starts, min(stop, len(self))))
         for shard in range(begin, end):
@@ -358,7 +312,7 @@ class ShardStore:
             for start in range(first, last, batch_rows):
                 yield self.window(start, min(start + batch_rows, last), columns=columns)
 
-    def _schema_of(self, columns: Sequence[str] | None) -> pa.Schema:
+    def schema_of(self, columns: Sequence[str] | None) -> pa.Schema:
         """Return the schema of these columns; None means all."""
         schema = self.schema
         if missing := [name for name in columns or () if name not in schema.names]:

@@ -15,8 +15,7 @@ from torch import nn
 
 from mm_ldlm.core import CheckpointError, ConfigurationError, parse, parse_kind, show, to_dict
 from mm_ldlm.core.files import InputFile, new_directory, write_json
-from mm_ldlm.data.corpus import pretrained
-from mm_ldlm.data.corpus.tokenizer import MASKS, TextTokenizer
+from mm_ldlm.data.corpus.tokenizer import MASKS, TextTokenizer, base_from_name, base_from_path
 from mm_ldlm.extras.foreign_checkpoints import formats
 from mm_ldlm.extras.foreign_checkpoints import reading as legacy
 from mm_ldlm.extras.foreign_checkpoints.converting import Converted, Names, convert, head_dim_of, rename
@@ -256,9 +255,9 @@ def _tokenizer(place: Path, named: str | None, *, rows: int, max_length: int) ->
             "checkpoint by --tokenizer, a folder, a file or a name."
         )
     if named is None or Path(named).exists():
-        base = pretrained.from_path(Path(named or beside[0]), lowercase=True)
+        base = base_from_path(Path(named or beside[0]), lowercase=True)
     else:
-        base = pretrained.from_name(named)
+        base = base_from_name(named)
     size = base.get_vocab_size(with_added_tokens=True)
     if rows == size + 1 and all(base.token_to_id(mask) is None for mask in MASKS):
         base.add_special_tokens([MASKS[0]])  # MDLM's [MASK] is the id after those of its tokenizer

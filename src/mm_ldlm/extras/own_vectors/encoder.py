@@ -15,8 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import EncoderError, InvalidValue, Size, config, to_dict
-from mm_ldlm.data.encoders.base import Encoder, LocatedEncoder, SourceVectors, load_encoder, no_encoder, side_folder
-from mm_ldlm.data.encoders.registry import ENCODERS
+from mm_ldlm.data.encoders.base import (
+    ENCODERS,
+    Encoder,
+    LocatedEncoder,
+    SourceVectors,
+    load_encoder,
+    no_encoder,
+    side_folder,
+)
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.extras.own_vectors.store import VectorStore
 

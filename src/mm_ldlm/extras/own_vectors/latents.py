@@ -6,8 +6,7 @@ from pathlib import Path
 from mm_ldlm.core import FingerprintError, StoreError
 from mm_ldlm.data.encoders import EncoderConfig
 from mm_ldlm.data.latents.config import ExtractConfig
-from mm_ldlm.data.latents.extract import commit, default_shard_rows
-from mm_ldlm.data.latents.worker import Job
+from mm_ldlm.data.latents.extract import Job, commit, default_shard_rows
 from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.extras.own_vectors.store import COLUMN, KIND

@@ -5,7 +5,7 @@ record i, where `starts` are the sums of the lengths in the token store. Its tok
 encoder must divide every text as the project's tokenizer does. One state of d float16 numbers takes 2·d bytes.
 
 The extraction can be resumed. Its shards end at record boundaries and hold about `SHARD_TOKENS` tokens, which bounds
-the memory (`data.store.parts`).
+the memory (`data.store.writer`).
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ import pyarrow as pa
 from mm_ldlm.core import EncoderError, Workers, config
 from mm_ldlm.data.encoders.base import EncoderConfig, EncodesTokens
 from mm_ldlm.data.features import Feature, Field, Inputs, standardised
+from mm_ldlm.data.latents.config import StoredType
 from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
-from mm_ldlm.data.latents.store import StoredType
 from mm_ldlm.data.store import Manifest, ShardStore, fixed_lists
 from mm_ldlm.data.store.fingerprint import fingerprint
-from mm_ldlm.data.store.parts import Parts
+from mm_ldlm.data.store.writer import Parts
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ def embed_tokens(inputs: Inputs, *, encoder: EncoderConfig, config: CcddSection,
         "parameters": fingerprint({"config": config, "format": FORMAT_VERSION}),
     }
     parts = Parts(workspace, made_by)
-    from mm_ldlm.data.latents.worker import fixed_threads
+    from mm_ldlm.data.latents.extract import fixed_threads
 
     done = parts.begin()
     if Manifest.exists(workspace):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mm_ldlm.core import InvalidValue, PositiveFloat, Repeats, Rows, RowsOrNone, bounded, config
 from mm_ldlm.data import Dataset
-from mm_ldlm.data.corpus.splits import Split
+from mm_ldlm.data.corpus.record import Split
 from mm_ldlm.data.sentences import Rows as StoreRows
 from mm_ldlm.data.sentences import read_sentences, sample_rows, split_rows
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite

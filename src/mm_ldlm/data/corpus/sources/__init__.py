@@ -1,7 +1,7 @@
 """Sources of text: each yields rows and damaged rows, with their location.
 
-`base` has the keys that every kind reads, the rows and the registry; `lines` reads texts, `fields` named columns,
-`delimited` JSONL and CSV files, and `columnar` Arrow and Parquet files. Further sources belong to families and
+`base` has the keys that every kind reads, the rows, named columns and the registry; `lines` reads texts, JSONL and CSV
+files, and `columnar` Arrow and Parquet files. Further sources belong to families and
 extras, which register them.
 """
 

@@ -19,13 +19,16 @@ from mm_ldlm.core.files import inside
 from mm_ldlm.data.corpus.sources.base import (
     SPLIT_WORDS,
     BadRow,
+    ColumnsConfig,
     Opening,
     Row,
+    Splits,
+    TableFilesConfig,
     Unusable,
     damaged,
     describe_files,
+    held_out_first,
 )
-from mm_ldlm.data.corpus.sources.fields import ColumnsConfig, Splits, TableFilesConfig, held_out_first
 
 BATCH_ROWS = 1024
 _MAGIC = b"ARROW1"

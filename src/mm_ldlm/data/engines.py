@@ -1,10 +1,18 @@
-"""The interface of engines, and the registry of their kinds."""
+"""Engines: where tasks run that do not depend on one another, in this process (`local`) or on a Ray cluster (`ray`).
+
+A task is a value that a function receives, and the function returns its result: neither reads or writes files of the
+data folder. The caller alone reads the inputs and writes the results, so that only its host needs that folder, and a
+task that is lost can be computed again anywhere.
+
+This module has the interface, the registry and the engine of this process; the engine of a Ray cluster registers from
+`extras/ray`. Nothing here depends on what is computed.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from mm_ldlm.core import Kinds
+from mm_ldlm.core import Kinds, config
 
 
 class Engine(Protocol):
@@ -59,10 +67,40 @@ class EngineConfig(Protocol):
         ...
 
 
+class LocalEngine:
+    """Runs one task after another in this process."""
+
+    gpus = 0
+
+    def run(
+        self, function: Callable[[Any], Any], tasks: Iterable[Any], *, ordered: bool, cpus: int = 1, gpus: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the position and the result of every task, in the order of the tasks."""
+        for position, task in enumerate(tasks):
+            yield position, function(task)
+
+
+@config
+class LocalEngineConfig:
+    """The work is done on this host."""
+
+    kind: str = "local"
+
+    @property
+    def here(self) -> bool:
+        return True
+
+    def missing(self) -> str | None:
+        return None
+
+    def started(self) -> contextlib.AbstractContextManager[LocalEngine]:
+        return contextlib.nullcontext(LocalEngine())
+
+
 ENGINES = Kinds(
     what="engine",
     core={
-        "local": "mm_ldlm.data.engines.local:LocalEngineConfig",
+        "local": "mm_ldlm.data.engines:LocalEngineConfig",
     },
     group="engines",
     interface=EngineConfig,

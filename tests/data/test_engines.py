@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mm_ldlm.core import EncoderError
-from mm_ldlm.data.engines.base import ENGINES
+from mm_ldlm.data.engines import ENGINES
 
 HERE = [kind for kind in ENGINES if ENGINES.load(kind)().here]
 """Engines that need nothing but this process; those of a cluster run the same properties in their slow tests."""
