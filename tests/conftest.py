@@ -71,10 +71,10 @@ def _write_dataset(
     import numpy as np
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from mm_ldlm.data import commit
     from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
     from mm_ldlm.data.corpus.tokens import TOKEN_SCHEMA
+    from mm_ldlm.data.dataset import commit
     from mm_ldlm.data.index import INDEX_SCHEMA
     from mm_ldlm.data.latents.normaliser import Normaliser
     from mm_ldlm.data.latents.store import schema

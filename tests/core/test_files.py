@@ -295,8 +295,8 @@ def test_a_name_that_leads_out_is_refused(name: Any, root: Path, refuses: Any) -
 
 def _readers() -> dict[str, Callable[[Path], Any]]:
     from mm_ldlm import cli
-    from mm_ldlm.data import Dataset
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer, base_from_path
+    from mm_ldlm.data.dataset import Dataset
     from mm_ldlm.data.latents.normaliser import Normaliser
     from mm_ldlm.data.store import Manifest
     from mm_ldlm.inference.arguments import read_texts, read_vectors

@@ -12,8 +12,7 @@ import pytest
 from tests.damage import damaged
 
 from mm_ldlm.core import FingerprintError, MMLDLMError, StoreError
-from mm_ldlm.data import Dataset, commit
-from mm_ldlm.data.dataset import NAME
+from mm_ldlm.data.dataset import NAME, Dataset, commit
 
 TEXTS = [f"w{i} w{(i * 3) % 20} " + "w1 " * (i % 4) for i in range(20)]
 SPLITS = ["test" if i % 5 == 0 else "train" for i in range(20)]

@@ -10,7 +10,7 @@ import pytest
 from tests.training.task import SIZE
 
 from mm_ldlm.core import parse, parse_kind
-from mm_ldlm.data import Dataset
+from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training.config import TrainingConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.training import task
 
-from mm_ldlm.data import Dataset
+from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.training import loop, preview
 from mm_ldlm.training.build import build
 from mm_ldlm.training.data import open_data

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mm_ldlm.core import ConfigurationError, StoreError, parse
-from mm_ldlm.data import Dataset
+from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.spec import TrainingSpec, _resolved
 

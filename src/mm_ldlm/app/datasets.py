@@ -25,7 +25,7 @@ from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, weights_in
 from mm_ldlm.training.checkpoints.reference import chosen_run
 
 if TYPE_CHECKING:
-    from mm_ldlm.data import Dataset
+    from mm_ldlm.data.dataset import Dataset
 
 READERS = {"latents": "mm_ldlm.data.latents.store:LatentStore"}
 """Kinds of stores with a separate reader; all others open as `ShardStore`."""
@@ -245,15 +245,15 @@ class FolderDataset(_AtPath):
 
 
 class ValidatedDataset(_AtPath):
-    """Dataset of a folder with `dataset.json`; it loads as `mm_ldlm.data.Dataset`. Saving receives folders by name."""
+    """Dataset of a folder with `dataset.json`; it loads as `mm_ldlm.data.dataset.Dataset`. Saving receives folders by name."""
 
     def load(self) -> "Dataset":
-        from mm_ldlm.data import Dataset
+        from mm_ldlm.data.dataset import Dataset
 
         return Dataset.open(self._path)
 
     def save(self, data: Mapping[str, Path]) -> None:
-        from mm_ldlm.data import commit
+        from mm_ldlm.data.dataset import commit
 
         commit(self._path, stores=data)
 

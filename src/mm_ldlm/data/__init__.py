@@ -6,18 +6,3 @@ batches of similar lengths (`batching`). The rooms below write the stores of rec
 not train, sample or score. Training workers import it, so it imports neither Kedro, MLflow, `datasets` nor
 transformers.
 """
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from mm_ldlm.data.dataset import Dataset, commit
-
-__all__ = ["Dataset", "commit"]
-
-
-def __getattr__(name: str) -> Any:  # the graph of Kedro is built without torch, which the reader imports
-    if name in __all__:
-        from mm_ldlm.data import dataset
-
-        return getattr(dataset, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

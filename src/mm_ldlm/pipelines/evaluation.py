@@ -16,7 +16,7 @@ from mm_ldlm.evaluation.suites.base import Evaluation, Suite, score
 from mm_ldlm.pipelines.trained import load_trained
 
 if TYPE_CHECKING:
-    from mm_ldlm.data import Dataset
+    from mm_ldlm.data.dataset import Dataset
     from mm_ldlm.evaluation.config import EvaluationConfig
     from mm_ldlm.inference import MMLDLM
 

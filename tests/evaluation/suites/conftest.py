@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from mm_ldlm.app.parameters import check_parameters
-from mm_ldlm.data import Dataset
+from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.evaluation.suites import SUITES
 from mm_ldlm.evaluation.suites.base import Evaluation
 from mm_ldlm.inference import MMLDLM

@@ -10,7 +10,7 @@ from tests.families.classification.builds import ANSWERS, CASES, root_of
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import parse, parse_kind
-from mm_ldlm.data import commit
+from mm_ldlm.data.dataset import commit
 from mm_ldlm.data.features import Inputs
 from mm_ldlm.data.sentences import sample_rows
 from mm_ldlm.data.store import ShardStore

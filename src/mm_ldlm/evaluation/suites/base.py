@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from mm_ldlm.data import Dataset
+    from mm_ldlm.data.dataset import Dataset
     from mm_ldlm.data.sentences import Sentences
     from mm_ldlm.evaluation.config import EvaluationConfig
     from mm_ldlm.evaluation.report.page import ReportInputs

@@ -15,7 +15,7 @@ from typing import Any
 
 from mm_ldlm.core import MMLDLMError
 from mm_ldlm.core.files import recorded, write_json
-from mm_ldlm.data import Dataset
+from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.store.manifest import NAME as MANIFEST
 from mm_ldlm.distributed.entry import die_with_parent
 from mm_ldlm.extras.comparison.plan import PIPELINES, Session

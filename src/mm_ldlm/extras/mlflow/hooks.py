@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kedro.pipeline.node import Node
 
     from mm_ldlm.app.progress import Follower
-    from mm_ldlm.data import Dataset
+    from mm_ldlm.data.dataset import Dataset
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import InvalidValue, PositiveFloat, Repeats, Rows, RowsOrNone, bounded, config
-from mm_ldlm.data import Dataset
 from mm_ldlm.data.corpus.record import Split
+from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.sentences import Rows as StoreRows
 from mm_ldlm.data.sentences import read_sentences, sample_rows, split_rows
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.data import Dataset, sentences
+from mm_ldlm.data import sentences
 from mm_ldlm.data.corpus.record import LABEL, label_text, meta_value
+from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite
 
 if TYPE_CHECKING:

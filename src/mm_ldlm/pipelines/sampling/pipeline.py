@@ -20,7 +20,7 @@ from mm_ldlm.pipelines.trained import load_trained
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mm_ldlm.data import Dataset
+    from mm_ldlm.data.dataset import Dataset
     from mm_ldlm.inference import MMLDLM
 
 log = logging.getLogger(__name__)

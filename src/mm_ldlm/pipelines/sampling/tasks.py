@@ -15,7 +15,7 @@ from mm_ldlm.pipelines.sampling import TASKS
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mm_ldlm.data import Dataset
+    from mm_ldlm.data.dataset import Dataset
     from mm_ldlm.data.sentences import Sentences
     from mm_ldlm.inference import MMLDLM
     from mm_ldlm.objectives.capabilities import Capabilities
