@@ -245,7 +245,7 @@ class FolderDataset(_AtPath):
 
 
 class ValidatedDataset(_AtPath):
-    """Dataset of a folder with `dataset.json`; it loads as `mm_ldlm.data.dataset.Dataset`. Saving receives folders by name."""
+    """Dataset of a folder with `dataset.json`; it loads as `data.dataset.Dataset`. Saving receives folders by name."""
 
     def load(self) -> "Dataset":
         from mm_ldlm.data.dataset import Dataset

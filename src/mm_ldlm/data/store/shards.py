@@ -286,7 +286,8 @@ class ShardStore:
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.argsort(shards, kind="stable")
         pieces = [pa.array([], self.schema.field(column).type)]
-        for asked in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(rows) else []:
+        groups: list[Any] = np.split(order, np.flatnonzero(np.diff(shards[order])) + 1)
+        for asked in groups if len(rows) else []:
             shard = int(shards[asked[0]])
             inside = pa.array(rows[asked] - self._starts[shard])
             pieces.append(self.array(shard, column, touched=len(asked)).take(inside))
