@@ -9,7 +9,7 @@ from mm_ldlm.pipelines.sampling.tasks import TEXT_COLUMNS, Columns, Task, text_r
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mm_ldlm.data import Dataset
+    from mm_ldlm.data.dataset import Dataset
     from mm_ldlm.inference import MMLDLM
 
 
