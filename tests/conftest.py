@@ -163,8 +163,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(workshop: Path) -> Path:
-    """The workshop after one `kedro run --env=test`: every pipeline has run, every artifact is there."""
-    result = kedro("run", "--env=test", root=workshop)
+    """The workshop after one `kedro run --env=test`, with one rank: every pipeline has run, every artifact is there."""
+    result = kedro("run", "--env=test", "--params=training.launch.processes=1", root=workshop)
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     return workshop
 

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.environments import CONF, loader, parameters
+from tests.environments import loader, parameters
 
 from mm_ldlm.app.config_loader import merge
 from mm_ldlm.app.parameters import check_parameters
 from mm_ldlm.core import ConfigurationError, parse
 from mm_ldlm.extras.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
 from mm_ldlm.extras.comparison.plan import environment_of, params_of, plan
-from mm_ldlm.settings import CONFIG_LOADER_ARGS, CONFIG_LOADER_CLASS
 
 ROOT = Path("/project")
 LAYERS = st.lists(st.sampled_from("abcdef"), unique=True, max_size=4)
@@ -26,8 +25,7 @@ def config(*members: Mapping[str, Any], **given: Any) -> ComparisonConfig:
 
 
 def sessions(compared: ComparisonConfig, /, env: str = "test", **params: Any) -> list[dict[str, Any]]:
-    current = CONFIG_LOADER_CLASS(CONF, env=env, runtime_params=params, **CONFIG_LOADER_ARGS) if params else loader(env)
-    planned: list[dict[str, Any]] = plan(compared, current, ROOT)["sessions"]
+    planned: list[dict[str, Any]] = plan(compared, loader(env).for_environment(env, params), ROOT)["sessions"]
     return planned
 
 
