@@ -21,7 +21,7 @@ from mm_ldlm.core import CheckpointError, parse
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.extras.foreign_checkpoints import commands
 from mm_ldlm.extras.foreign_checkpoints.exporting import export_checkpoint
-from mm_ldlm.extras.foreign_checkpoints.importing import Given, import_checkpoint, read_names
+from mm_ldlm.extras.foreign_checkpoints.importing import Given, import_checkpoint
 from mm_ldlm.inference.loading import load_run
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.training import loop
@@ -172,23 +172,6 @@ def test_export_and_import_return_the_same_bits(
         export_checkpoint(run, tmp_path / "out")
 
 
-def test_a_mapping_renames_and_leaves_out(trained: Callable[[str], Path], tmp_path: Path) -> None:
-    run = trained("autoregressive")
-    ours = {name.removeprefix("model."): value + 1 for name, value in saved(run).items()}
-    theirs = {name.replace("blocks.", "layer."): value for name, value in ours.items()}
-    torch.save({**theirs, "extra": torch.ones(1)}, tmp_path / "weights.pt")
-    (tmp_path / "names.yml").write_text('names: {extra: null, "layer.{n}.*": "blocks.{n}.*"}\n')
-    made = import_checkpoint(
-        tmp_path / "weights.pt", tmp_path / "made", Given(like=run, names=read_names(tmp_path / "names.yml"))
-    )
-    assert made.left_out == ["extra"]
-    assert equal({name.removeprefix("model."): value for name, value in saved(tmp_path / "made").items()}, ours)
-    (tmp_path / "names.yml").write_text('names: {"layer.{n}.*": null}\n')
-    names = read_names(tmp_path / "names.yml")
-    with pytest.raises(CheckpointError, match=r"extra.*blocks"):
-        import_checkpoint(tmp_path / "weights.pt", tmp_path / "none", Given(like=run, names=names))
-
-
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -247,13 +230,6 @@ def test_numbers_that_no_model_has_are_refused(
     path = older(tmp_path / "older")
     with refuses(CheckpointError, named):
         import_checkpoint(path, tmp_path / "run", Given(**options))
-
-
-@pytest.mark.parametrize("text", ["a: b", "names: [a]", "names: {a: 1}", "names: {a: b}\nmore: 1", "{", "\0"])
-def test_a_mapping_of_another_form_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "names.yml").write_text(text)
-    with pytest.raises(CheckpointError, match="names"):
-        read_names(tmp_path / "names.yml")
 
 
 @pytest.fixture

@@ -13,24 +13,20 @@ from mm_ldlm.app.console import messages_only
 @click.argument("run")
 @click.option("--tokenizer", default=None, help="Folder, file or name; by default the files beside the weights.")
 @click.option("--like", default=None, help="A run of this project with the same model, tokenizer and normaliser.")
-@click.option("--names", default=None, help="YAML file with a mapping of names; see docs/moving.md.")
 @click.option("--heads", type=int, default=None, help="Attention heads, if the checkpoint does not contain them.")
 @click.option("--max-length", type=int, default=None, help="Longest text in tokens, if the checkpoint has none.")
 @click.option(
     "--timesteps", type=click.Choice(["none", "plain"]), default=None,
     help="How the model was trained: without its timestep, or with t in [0, 1] itself.",
 )  # fmt: skip
-def import_checkpoint(source: str, run: str, names: str | None, like: str | None, **given: Any) -> None:
+def import_checkpoint(source: str, run: str, like: str | None, **given: Any) -> None:
     """Make the run folder RUN of the weights in SOURCE, a model.pt of another trainer or a folder with one."""
     from mm_ldlm.extras.foreign_checkpoints.formats import summary
-    from mm_ldlm.extras.foreign_checkpoints.importing import Given, read_names
+    from mm_ldlm.extras.foreign_checkpoints.importing import Given
     from mm_ldlm.extras.foreign_checkpoints.importing import import_checkpoint as imported
 
     with messages_only():
-        mapping = None if names is None else read_names(Path(names))
-        made = imported(
-            Path(source), Path(run), Given(like=None if like is None else Path(like), names=mapping, **given)
-        )
+        made = imported(Path(source), Path(run), Given(like=None if like is None else Path(like), **given))
         form = "" if made.format is None else f" of the format {made.format}"
         click.echo(f"{run}: {len(made.tensors)} parameters{form}; left out: {summary(made.left_out) or 'nothing'}")
         click.echo(

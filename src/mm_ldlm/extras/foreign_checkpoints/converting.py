@@ -1,31 +1,27 @@
-"""Conversion of a checkpoint of another project to the parameters of a model here, by a known format or by a mapping.
+"""Conversion of a checkpoint of another project to the parameters of a model here, by a known format.
 
-Everything that a checkpoint has and a model lacks, or the reverse, is named: nothing is left out without a rule or an
-entry that says so.
+Everything that a checkpoint has and a model lacks, or the reverse, is named: nothing is left out without a rule that
+says so.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Size, Tensor
 
-from mm_ldlm.core import CheckpointError, bounded, config, nearest, show
+from mm_ldlm.core import CheckpointError
 from mm_ldlm.extras.foreign_checkpoints.formats import FORMATS, ROUNDING, Format, Rule, matches, recognise, summary
 
 ROTARY = {"rotary_emb.inv_freq": 2, "rotary_emb.cos_cached": 1}
 """Tables of rotary positions, and how many dimensions of a head each of their last columns stands for."""
 NEVER = -1e4
 """Logit of tokens that a checkpoint has no row for, so that they are never written."""
-
-MARKS = r"\{n\}|\*"
-"""What stands for a number or for any text in an entry of a mapping."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,25 +31,9 @@ class Converted:
     tensors: dict[str, Tensor]
     """by the name of the model's parameter"""
     format: str | None
-    """its key in `formats.FORMATS`; None: the names are those of this project, or of a mapping"""
+    """its key in `formats.FORMATS`; None: the names are those of this project"""
     left_out: list[str]
     """names of the checkpoint that became no parameter"""
-
-
-Name = Annotated[str, bounded(min_length=1, max_length=500)]
-
-
-@config
-class Names:
-    """A mapping of names by the user.
-
-    Attributes:
-        names: name or pattern of the checkpoint → name here, with the same `{n}`; None leaves it out.
-        initial: names or patterns of parameters here that keep their initial values.
-    """
-
-    names: dict[Name, Name | None]
-    initial: tuple[Name, ...] = ()
 
 
 def convert(
@@ -98,50 +78,10 @@ def convert(
         raise CheckpointError(
             f"{source}: expected the parameters of {form.what}. Missing: {summary(missing) or 'none'}. Without a rule: "
             f"{summary(unknown) or 'none'}. No model here has those parts: choose a complete checkpoint of this "
-            "format, or name what you want in a mapping of `mm-ldlm import-checkpoint --names`."
+            "format."
         )
     made |= {name: torch.zeros(targets[name]) for name in form.zeros if name in targets}
     return Converted(made, key, left_out)
-
-
-def rename(
-    found: Mapping[str, Tensor], targets: Mapping[str, Size], names: Names, *, source: Path
-) -> Converted:  # fmt: skip
-    """Convert a checkpoint by a mapping of names. A name without an entry keeps its name.
-
-    Raises:
-        CheckpointError: an entry fits no name, a name is no parameter here, a parameter is missing, or shapes differ;
-            all of them are listed, with the nearest names.
-    """
-    made: dict[str, Tensor] = {}
-    left_out, problems, unused = [], [], set(names.names)
-    for name, value in found.items():
-        entry = next((pattern for pattern in names.names if matches(pattern, name)), None)
-        unused.discard(entry or "")
-        ours = name if entry is None else _renamed(entry, names.names[entry], name)
-        if ours is None:
-            left_out.append(name)
-        elif ours not in targets:
-            problems.append(f"{show(name, 100)}: no parameter {show(ours, 100)} here{_hint(ours, targets)}")
-        elif ours in made:
-            problems.append(f"{show(name, 100)}: a second tensor for {show(ours, 100)}")
-        elif value.shape != targets[ours]:
-            problems.append(f"{show(name, 100)}: expected shape {tuple(targets[ours])}, found {tuple(value.shape)}")
-        elif not value.is_floating_point():
-            problems.append(f"{show(name, 100)}: expected floating-point numbers, found {value.dtype}")
-        else:
-            made[ours] = value
-    problems += [f"{show(entry, 100)}: no such name in the checkpoint{_hint(entry, found)}" for entry in sorted(unused)]
-    kept = {name for name in targets if any(matches(pattern, name) for pattern in names.initial)}
-    if missing := set(targets) - set(made) - kept:
-        problems.append(f"without a name in the checkpoint: {summary(missing)}")
-    if problems:
-        rest = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
-        raise CheckpointError(
-            f"{source} does not fit by the mapping: {'; '.join(problems[:8])}{rest}. Correct the mapping; null leaves "
-            "a name out, and `initial` lists parameters that keep their initial values."
-        )
-    return Converted(made, None, left_out)
 
 
 def head_dim_of(found: Mapping[str, Tensor]) -> int | None:
@@ -222,19 +162,3 @@ def _fitted(value: Tensor, target: Size, *, name: str, added: int, source: Path)
         f"{source}: expected {target[0]} tokens in {name}, or up to {ROUNDING - 1} more by rounding, found {rows}. Use "
         "the tokenizer of the checkpoint, with its whole vocabulary (tokenizer.reduce_vocabulary=false)."
     )
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    hint = nearest(name, known)
-    return f".{hint}" if hint else ""
-
-
-def _renamed(entry: str, target: str | None, name: str) -> str | None:
-    """Return the target of an entry with the numbers and texts for which `{n}` and `*` stand in the name, in order."""
-    if target is None or (hit := matches(entry, name, star="(.*)")) is None:
-        return target
-    marks = zip(re.findall(MARKS, entry), hit.groups(), strict=True)
-    found: dict[str, list[str]] = {"{n}": [], "*": []}
-    for mark, text in marks:
-        found[mark].append(text)
-    return re.sub(MARKS, lambda mark: found[mark[0]].pop(0) if found[mark[0]] else mark[0], target)

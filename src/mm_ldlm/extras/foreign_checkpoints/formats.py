@@ -167,10 +167,10 @@ def recognise(names: Iterable[str]) -> str | None:
     )
 
 
-def matches(pattern: str, name: str, *, star: str = ".*") -> re.Match[str] | None:
+def matches(pattern: str, name: str) -> re.Match[str] | None:
     """Match a name with a pattern, in which `{n}` is a number, and a group of the match, and `*` any text."""
     parts = re.split(r"(\{n\}|\*)", pattern)
-    expression = "".join({"{n}": r"([0-9]+)", "*": star}.get(part) or re.escape(part) for part in parts)
+    expression = "".join({"{n}": r"([0-9]+)", "*": ".*"}.get(part) or re.escape(part) for part in parts)
     return re.fullmatch(expression, name)
 
 

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from mm_ldlm.core import CheckpointError, ConfigurationError, parse, parse_kind, show, to_dict
+from mm_ldlm.core import CheckpointError, ConfigurationError, parse_kind, show, to_dict
 from mm_ldlm.core.files import InputFile, new_directory, write_json
 from mm_ldlm.data.corpus.tokenizer import MASKS, TextTokenizer, base_from_name, base_from_path
 from mm_ldlm.extras.foreign_checkpoints import formats
 from mm_ldlm.extras.foreign_checkpoints import reading as legacy
-from mm_ldlm.extras.foreign_checkpoints.converting import Converted, Names, convert, head_dim_of, rename
+from mm_ldlm.extras.foreign_checkpoints.converting import Converted, convert, head_dim_of
 from mm_ldlm.extras.foreign_checkpoints.exporting import refuse_existing
 from mm_ldlm.extras.foreign_checkpoints.reading import Legacy
 from mm_ldlm.inference.loading import kinds_of, root_of, run_config
@@ -42,7 +42,6 @@ class Given:
 
     like: Path | None = None
     """a run of this project with the same model, tokenizer and normaliser"""
-    names: Names | None = None
     tokenizer: str | None = None
     """a folder, a tokenizer.json, a vocab.txt, or a name on the hub"""
     heads: int | None = None
@@ -65,7 +64,7 @@ def import_checkpoint(source: Path, run: Path, given: Given) -> Converted:
         for module in (root.model, root.objective):
             if isinstance(module, nn.Module):
                 init_weights(module, torch.Generator().manual_seed(0))
-        converted = _load(root, found, config, given.names)
+        converted = _load(root, found, config)
         _write(run, root, found, converted, config, parts)
     return converted
 
@@ -75,7 +74,7 @@ def _described(found: Legacy, given: Given, temporary: Path) -> tuple[dict[str, 
     own = found.file.parent
     key = formats.recognise(found.tensors)
     described = given.like is not None or ((own / CONFIG).is_file() and (own / TOKENIZER).is_dir())
-    if described or key != "ddit" or given.names is not None:
+    if described or key != "ddit":
         _refuse_unread(found.file, given)
     if given.like is not None:
         run = folder.newest_run(given.like)
@@ -83,16 +82,12 @@ def _described(found: Legacy, given: Given, temporary: Path) -> tuple[dict[str, 
         return run_config(run, checkpoint), checkpoint
     if described:
         return run_config(own, own), own
-    if key == "ddit" and given.names is None:
+    if key == "ddit":
         return _ddit(found, given, temporary), temporary
-    if given.names is not None:
-        raise CheckpointError(
-            f"{found.file}: expected a run with the same model beside --names. Give it by --like RUN."
-        )
     raise CheckpointError(
         f"{found.file}: the names of its {len(found.tensors)} parameters have no known format "
-        f"({formats.summary(found.tensors, most=4)}). Give a run with the same model by --like RUN, and, if its "
-        "parameters have other names, a mapping by --names FILE."
+        f"({formats.summary(found.tensors, most=4)}). Give a run with the same model by --like RUN; if its "
+        "parameters have other names, rename them first and save them again."
     )
 
 
@@ -102,32 +97,23 @@ def _refuse_unread(file: Path, given: Given) -> None:
                "--timesteps": given.timesteps}  # fmt: skip
     if unread := [option for option, value in options.items() if value is not None]:
         raise CheckpointError(
-            f"{file}: {', '.join(unread)} are read only for a checkpoint of the format ddit, without --like and "
-            "--names. Leave them out: the model and its tokenizer come from a run."
+            f"{file}: {', '.join(unread)} are read only for a checkpoint of the format ddit, without --like. "
+            "Leave them out: the model and its tokenizer come from a run."
         )
 
 
-def _load(root: Any, found: Legacy, config: Mapping[str, Any], names: Names | None) -> Converted:
+def _load(root: Any, found: Legacy, config: Mapping[str, Any]) -> Converted:
     """Copy the converted weights into the root. An objective without any keeps its initial values."""
     targets = saved_tensors(root)
     shapes = {name.removeprefix("model."): value.shape for name, value in targets.items()}
-    if names is None:
-        added = max(0, config["shape"].num_ids - len(found.tensors.get("vocab_embed.embedding", ())))
-        converted = convert(
-            found.tensors,
-            shapes,
-            options=dict(config["model"]),
-            source=found.file,
-            added_ids=added if added <= 2 else 0,
-        )
-    else:
-        converted = rename(found.tensors, shapes, names, source=found.file)
+    added = max(0, config["shape"].num_ids - len(found.tensors.get("vocab_embed.embedding", ())))
+    converted = convert(
+        found.tensors, shapes, options=dict(config["model"]), source=found.file, added_ids=added if added <= 2 else 0
+    )
     values = {
         name if name.startswith("objective.") else f"model.{name}": value for name, value in converted.tensors.items()
     }
-    if names is not None:
-        targets = {name: value for name, value in targets.items() if name in values}
-    elif not any(name.startswith("objective.") for name in values):
+    if not any(name.startswith("objective.") for name in values):
         targets = {name: value for name, value in targets.items() if not name.startswith("objective.")}
     load_tensors(targets, values, found.file)
     return converted
@@ -283,16 +269,3 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"{path}: expected a mapping, found {show(found, 80)}. Correct it.")
     return found
-
-
-def read_names(path: Path) -> Names:
-    """Read a mapping of names: `names:` (old name → new name or null) and `initial:` (a list of names here).
-
-    Raises:
-        CheckpointError: the file has another form.
-    """
-    try:
-        names: Names = parse(Names, read_yaml(path), at="mapping")
-    except ConfigurationError as error:
-        raise CheckpointError(f"{path}: {error}") from None
-    return names
