@@ -14,8 +14,8 @@ from mm_ldlm.core import WorkerFailed, parse
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.compare import Result, keep
 from mm_ldlm.extras.comparison.config import ComparisonConfig
-from mm_ldlm.extras.comparison.nodes import judge_members
 from mm_ldlm.extras.comparison.page import report
+from mm_ldlm.extras.comparison.pipeline import judge_members
 from mm_ldlm.extras.comparison.plan import PATHS, Session
 from mm_ldlm.extras.comparison.results import collect
 from mm_ldlm.extras.comparison.sessions import Outcome

@@ -1,21 +1,97 @@
-"""The graph of `comparison`."""
+"""`comparison`: run the members, collect their results, report them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Pipeline, node
 
-from mm_ldlm.extras.comparison import nodes
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+    from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
+    from mm_ldlm.extras.comparison.config import ComparisonConfig
+
+log = logging.getLogger(__name__)
+
+
+def run_members(
+    plan: dict[str, Any], folder: Path, comparison: ComparisonConfig, tracking: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Run every member with every seed, each in its own process; return how they ended.
+
+    `folder` is the folder that the plan's sessions write into; it exists then.
+    """
+    from mm_ldlm.extras.comparison.plan import Session
+    from mm_ldlm.extras.comparison.sessions import run_sessions
+
+    sessions = [Session(**entry) for entry in plan["sessions"]]
+    log.info("%d sessions, in %s", len(sessions), folder)
+    outcomes = run_sessions(
+        sessions,
+        jobs=comparison.jobs,
+        parent_run=tracking.get("run_id"),
+        project=Path(plan["project"]),
+        conf_source=plan["conf_source"],
+    )
+    return [asdict(outcome) for outcome in outcomes]
+
+
+def collect_results(
+    plan: dict[str, Any],
+    outcomes: list[dict[str, Any]],
+    comparison: ComparisonConfig,
+    evaluation: EvaluationConfig,
+    seed: int,
+) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Collect the results of all finished members with their paired differences, and the table of all members."""
+    import pandas as pd
+
+    from mm_ldlm.extras.comparison.plan import Session
+    from mm_ldlm.extras.comparison.results import collect
+    from mm_ldlm.extras.comparison.sessions import Outcome
+
+    results = collect(
+        [Session(**entry) for entry in plan["sessions"]],
+        [Outcome(**outcome) for outcome in outcomes],
+        config=comparison,
+        bootstrap=evaluation.bootstrap.seeded(seed),
+        reports=Path(plan["reports"]),
+    )
+    return results, pd.DataFrame(results["rows"])
+
+
+def report_members(results: dict[str, Any], reporting: ReportingConfig) -> tuple[str, dict[str, go.Figure]]:
+    """Render the page of the comparison, and its figures by name."""
+    from mm_ldlm.extras.comparison.page import report
+
+    return report(results, title=reporting.title, smoothing=reporting.smoothing)
+
+
+def judge_members(outcomes: list[dict[str, Any]], report: str) -> None:
+    """Raise WorkerFailed where every member failed. It takes the report so that the report is saved by then."""
+    from mm_ldlm.core import WorkerFailed
+
+    if all(outcome["status"] == "failed" for outcome in outcomes):
+        listed = "\n".join(f"{each['member']}, seed {each['seed']}: {each['reason']}" for each in outcomes)
+        raise WorkerFailed(f"expected at least one finished member, found {len(outcomes)} that failed:\n{listed}")
 
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [
             node(
-                nodes.run_members,
+                run_members,
                 inputs=["comparison_plan", "comparison_runs", "params:comparison", "tracking_reference"],
                 outputs="comparison_outcomes",
                 name="run_members",
             ),
             node(
-                nodes.collect_results,
+                collect_results,
                 inputs=[
                     "comparison_plan", "comparison_outcomes", "params:comparison", "params:evaluation", "params:seed"
                 ],
@@ -23,13 +99,13 @@ def create_pipeline() -> Pipeline:
                 name="collect_results",
             ),
             node(
-                nodes.report_members,
+                report_members,
                 inputs=["comparison_results", "params:reporting"],
                 outputs=["comparison_report", "comparison_figures"],
                 name="report_members",
             ),
             node(
-                nodes.judge_members,
+                judge_members,
                 inputs=["comparison_outcomes", "comparison_report"],
                 outputs=None,
                 name="judge_members",
