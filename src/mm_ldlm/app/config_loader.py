@@ -105,7 +105,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
             found = dict(self._read_layer(layer, key))
             leaves = {file: dict.fromkeys(self._get_all_keys(content)) for file, content in found.items()}
             self._check_duplicates("", leaves if key == "parameters" else found)
-            layers.append(reduce(merge, found.values(), {}))
+            layers.append(reduce(merge, found.values(), dict[str, Any]()))
             files |= found.keys()
         if key == "parameters" and files:  # without a parameters file Kedro warns and takes these alone
             layers.append(self.runtime_params or {})
@@ -135,7 +135,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
                 if key == "credentials":
                     credentials = OmegaConf.create(content)
                     self._resolve_environment_variables(credentials)
-                    content = OmegaConf.to_container(credentials)
+                    content = dict[str, Any](OmegaConf.to_container(credentials))
                 yield Path(file), content
 
     def _read_file(self, file: str) -> dict[str, Any]:
