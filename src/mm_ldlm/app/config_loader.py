@@ -131,7 +131,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
                     "remove it."
                 )
             if key in kinds:
-                content = self._read_file(file)
+                content: Any = self._read_file(file)
                 if key == "credentials":
                     credentials = OmegaConf.create(content)
                     self._resolve_environment_variables(credentials)

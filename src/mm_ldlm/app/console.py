@@ -81,11 +81,11 @@ def _of_run(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _load(*, run: str, checkpoint: str, device: str | None) -> MMLDLM:
+def _load(*, run: str, **weights: Any) -> MMLDLM:
     from mm_ldlm.inference import MMLDLM
     from mm_ldlm.training.checkpoints.folder import newest_run
 
-    model = MMLDLM.from_run(run, checkpoint=checkpoint, device=device)
+    model = MMLDLM.from_run(run, **weights)
     if (newest := newest_run(Path(run))) != Path(run):
         click.echo(f"run {newest}, the newest in {run}; --run chooses another", err=True)
     return model
