@@ -135,7 +135,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
                 if key == "credentials":
                     credentials = OmegaConf.create(content)
                     self._resolve_environment_variables(credentials)
-                    content = dict[str, Any](OmegaConf.to_container(credentials))
+                    content = OmegaConf.to_container(credentials)
                 yield Path(file), content
 
     def _read_file(self, file: str) -> dict[str, Any]:

@@ -169,7 +169,7 @@ class FeaturesDataset(WorkspaceDataset):
     stores keeps those that are finished.
     """
 
-    def save(self, data: NotNeeded) -> None:  # type: ignore[override]
+    def save(self, data: NotNeeded) -> None:
         """Do nothing: the node has committed every store."""
 
     def _exists(self) -> bool:

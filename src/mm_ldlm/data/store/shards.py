@@ -283,7 +283,7 @@ class ShardStore:
     def gather(self, column: str, rows: Rows) -> Any:
         """Return the values of a column in the requested rows, in order, as an Arrow array; a copy."""
         rows = self.rows(rows)
-        shards = np.searchsorted(self._starts, rows, side="right") - 1
+        shards: Any = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.argsort(shards, kind="stable")
         pieces = [pa.array([], self.schema.field(column).type)]
         groups: list[Any] = np.split(order, np.flatnonzero(np.diff(shards[order])) + 1)
