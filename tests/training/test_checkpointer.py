@@ -79,7 +79,7 @@ HOSTILE: dict[str, tuple[str, Callable[[Any], None]]] = {
     "a weight lacks": ("model.safetensors", lambda t: t.pop(next(iter(t)))),
     "a weight too many": ("model.safetensors", lambda t: t.update({"more": torch.zeros(1)})),
     "a negative count": ("training_state.json", lambda d: d["state"].update(step=-1)),
-    "a count that is a text": ("training_state.json", lambda d: d["state"].update(epoch="one")),
+    "a count that is a text": ("training_state.json", lambda d: d["state"].update(epoch="1")),
     "a count that is true": ("training_state.json", lambda d: d["state"].update(tokens=True)),
     "no guard": ("training_state.json", lambda d: d.pop("guard")),
     "a window of texts": ("training_state.json", lambda d: d["guard"].update(windows={"a": ["x"]})),

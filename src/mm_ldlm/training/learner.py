@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from mm_ldlm.core import CheckpointError, ConfigurationError, show
+from mm_ldlm.core import CheckpointError, show
 from mm_ldlm.distributed.parallel import assign, full
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.checkpoints.weights import (
@@ -94,16 +94,7 @@ class Learner:
                 self.optimization.scaler.load_state_dict(numbers["scaler"])
             self.guard.load(numbers["guard"])
             self.state.load(numbers["state"])
-        except (
-            AttributeError,
-            ConfigurationError,
-            IndexError,
-            KeyError,
-            OverflowError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{path}: the state of the optimizer, the guard or the counters cannot be restored "
                 f"({type(error).__name__}: {show(str(error), 200)}). {_OTHER}"

@@ -2,13 +2,15 @@
 
 import dataclasses
 import hashlib
+import math
 import random
+import sys
 from typing import Any
 
 import numpy as np
 import torch
 
-from mm_ldlm.core import NonNegativeFloat, NonNegativeInt, PositiveFloat, parse
+from mm_ldlm.core import show
 from mm_ldlm.training.batches import Planned
 
 
@@ -16,22 +18,22 @@ from mm_ldlm.training.batches import Planned
 class TrainingState:
     """Counters of a run. `step` and `draw` differ only after a roll-back, which restores the step but not the data."""
 
-    step: NonNegativeInt = 0
+    step: int = 0
     """optimizer steps, including skipped ones; the argument of the learning-rate schedule"""
-    draw: NonNegativeInt = 0
+    draw: int = 0
     """global batches drawn; with the seed it determines all noise of a step"""
-    epoch: NonNegativeInt = 0
-    batch_in_epoch: NonNegativeInt = 0
+    epoch: int = 0
+    batch_in_epoch: int = 0
     """index of the next batch"""
-    examples: NonNegativeInt = 0
-    tokens: NonNegativeInt = 0
+    examples: int = 0
+    tokens: int = 0
     """valid tokens trained on"""
-    skipped: NonNegativeInt = 0
-    rollbacks: NonNegativeInt = 0
-    lr_scale: PositiveFloat = 1.0
-    seconds: NonNegativeFloat = 0.0
+    skipped: int = 0
+    rollbacks: int = 0
+    lr_scale: float = 1.0
+    seconds: float = 0.0
     """seconds in the loop, over all sessions"""
-    ema_updates: NonNegativeInt = 0
+    ema_updates: int = 0
     best: float | None = None
 
     def drawn(self, planned: Planned) -> None:
@@ -46,12 +48,17 @@ class TrainingState:
         return dataclasses.asdict(self)
 
     def load(self, found: dict[str, Any]) -> None:
-        """Take the values of `to_dict`.
-
-        Raises:
-            ConfigurationError: one of them is not a number of its kind.
-        """
-        vars(self).update(vars(parse(TrainingState, found, at="state")))
+        """Take the values of `to_dict`; ValueError if one of them is not a number of its kind."""
+        for field in dataclasses.fields(self):
+            default: Any = field.default
+            value = found.get(field.name, default)
+            measure = field.name in ("lr_scale", "seconds", "best")
+            kinds = (int, float, type(default)) if measure else (int,)
+            is_number = isinstance(value, kinds) and not isinstance(value, bool)
+            least = {"lr_scale": sys.float_info.min, "best": -math.inf}.get(field.name, 0)
+            if not is_number or (value is not None and not value >= least):
+                raise ValueError(f"expected a number in '{field.name}', found {show(value, 60)}")
+            setattr(self, field.name, value)
 
 
 def step_seed(seed: int, draw: int, name: str = "") -> int:
