@@ -38,6 +38,11 @@ CONF: dict[str, dict[str, Any]] = {
     "large/parameters/size.yml": {"model": {"dim": 1024}},
     "local/parameters.yml": {"training": {"lr": 0.9}},
 }
+ALIASES = b"x0: &x0 [1]\n" + b"".join(
+    b"x%d: &x%d [%s]\n" % (n + 1, n + 1, b",".join([b"*x%d" % n] * 9)) for n in range(9)
+)
+MERGES = b"a0: &a0 {k: 1}\n" + b"".join(b"a%d: &a%d {<<: [*a%d, *a%d]}\n" % (n + 1, n + 1, n, n) for n in range(40))
+"""Texts of a few lines that stand for more values than memory holds"""
 
 
 @pytest.fixture
@@ -136,7 +141,8 @@ def test_a_layer_that_is_unknown_empty_or_repeated_is_refused(load: Load, refuse
         ("text/parameters.yml", b"1: 2", "parameters.yml"), ("text/parameters.yml", b"a: !!python/name:os.system", "line 1"),
         ("text/parameters.yml", b"a: ${nothing}", "nothing"), ("text/parameters.yml", b"a: ${a}", "text"),
         ("text/parameters.yml", b"a: http://user:S3cret@host: x", "line 1"), ("text/parameters.yml", b"\x00", "position 0"),
-        ("text/parameters.yml", b"a: &a [*a]", "text"),
+        ("text/parameters.yml", b"a: &a [*a]", "text"), ("text/parameters.yml", ALIASES, "values"),
+        ("text/parameters.yml", MERGES, "values"),
         ("text/parameters.yml", b"x: [" * 5000, "parameters.yml"),
         ("text/parameters.yml", b"a: 1\n" + b"#" * 10_000_001, "parameters.yml"),
         ("text/parameters/other.yml", b"training: {lr: 3}", "training"),

@@ -30,8 +30,8 @@ _GLOBALS = "globals.yml"
 _SUFFIXES = (".yml", ".yaml", ".json")
 _IGNORED = (".md", "~", ".bak", ".orig", ".swp")
 """Ends of the names of files that hold no configuration."""
-MOST_BYTES = 10_000_000
-"""Size of a file"""
+MOST_BYTES, MOST_VALUES = 10_000_000, 5_000
+"""Size of a file, and number of its values once every alias is replaced by what it stands for"""
 _TOKEN = re.compile(r"""(?<=[\[{,:=])\s*(?:"(?:\\.|[^"\\])*"|'(?:''|[^'])*')|.""", re.DOTALL)
 """A quoted text where a value may begin, or one character"""
 EXAMPLE = "--params 'sampling.l2t.files=[a.npy,b.npy],reporting.title=\"a, b\"'"
@@ -212,13 +212,29 @@ def parse_yaml(content: bytes, *, file: str) -> Any:
     """Parse YAML, with the numbers of OmegaConf (1e-3 is one); the types are those of YAML's core, without Python's.
 
     Raises:
-        UnreadableConfiguration: it is no YAML in UTF-8, or repeats a key; the message has the file and the place.
+        UnreadableConfiguration: it is no YAML in UTF-8, repeats a key, or has too many values once every alias is
+            replaced by what it stands for; the message has the file and the place.
     """
     try:
-        return yaml.load(content.decode("utf-8"), Loader=get_yaml_loader())
+        loader = get_yaml_loader()(content.decode("utf-8"))
+        node = loader.get_single_node()  # not yet constructed: merge keys (<<) copy what they name
+        if _size(node, {}) <= MOST_VALUES:
+            return None if node is None else loader.construct_document(node)
+        fault = f"expected at most {MOST_VALUES:,} values, found more"
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         fault = reason_of(error, 1000)
     raise UnreadableConfiguration(f"{file} cannot be read as YAML: {fault}. Correct this place, or the line before.")
+
+
+def _size(node: Any, known: dict[int, int]) -> int:
+    """Count the values in a tree, those of an alias each time; `known` has the counts of mappings and lists by id."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = MOST_VALUES + 1  # of a value that contains itself
+        inner = [each[1] for each in node.value] if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = 1 + sum(_size(item, known) for item in inner)
+    return known[id(node)]
 
 
 def parse_params(text: str) -> dict[str, Any]:

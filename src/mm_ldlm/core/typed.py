@@ -138,6 +138,11 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
         typed: T = _adapter(cast(Any, cls)).validate_python(given)
     except ValidationError as error:
         problems = _explain(error, given, at=at) | problems
+    except MMLDLMError:
+        raise
+    except (Exception, SystemExit) as error:
+        made = f"{cls.__module__}:{cls.__qualname__}"
+        problems[None] = f"parameter '{at}': {made} cannot be made ({reason_of(error)}). Correct its class."
     if problems:
         raise ConfigurationError(summarise([*problems.values()]))
     return typed

@@ -39,7 +39,7 @@ def collect_metrics(
     Raises:
         EvaluationError: a suite evaluated other weights than those of the run.
     """
-    from mm_ldlm.evaluation.report.page import record_of
+    from mm_ldlm.evaluation.report.inputs import record_of
     from mm_ldlm.training.checkpoints import folder as checkpoints
 
     which = str(evaluation.checkpoint).removeprefix("step-")
@@ -93,13 +93,14 @@ def write_report(
         EvaluationError: an input belongs to other weights than the metrics.
     """
     from mm_ldlm.evaluation.report import figures, page, theme
+    from mm_ldlm.evaluation.report.inputs import ReportInputs, record_of
 
     results = {name: inputs[f"metrics_{name}"] for name in suites()}
     rows = {name: inputs[f"{name}_rows"] for name, suite in suites().items() if suite.row_columns}
     made = {f"metrics_{name}": found for name, found in results.items()}
     made |= {f"{name}_rows": table.attrs for name, table in rows.items()}
     _refuse_other(metrics[MADE_BY], {**made, "comparison": comparison})
-    record = page.record_of(run_folder(runs, run))
+    record = record_of(run_folder(runs, run))
     if CHOSEN in run:  # the environment does not describe what this run was trained with
         kept = {"model", "objective", "training", "encoder"} & record.config.keys()
         parameters = {**parameters, **{name: record.config[name] for name in kept}}
@@ -113,7 +114,7 @@ def write_report(
     plots = {name: figure for name, figure in drawn.items() if figure is not None}
     for figure in plots.values():
         figure.update_layout(meta={MADE_BY: metrics[MADE_BY]})
-    report = page.ReportInputs(
+    report = ReportInputs(
         run=run,
         record=record,
         metrics=metrics,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mm_ldlm.evaluation.config import ReportingConfig
 from mm_ldlm.evaluation.report import page
-from mm_ldlm.evaluation.report.page import ReportInputs, RunRecord, record_of
+from mm_ldlm.evaluation.report.inputs import ReportInputs, RunRecord, examples, record_of, trained, word_difference
 from mm_ldlm.evaluation.report.theme import chart
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "report.txt"
@@ -99,7 +99,7 @@ words = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=8)
 
 @given(words, words)
 def test_the_differences_of_two_texts_rebuild_both(one: list[str], two: list[str]) -> None:
-    pieces = list(page.word_difference(" ".join(one), " ".join(two)))
+    pieces = list(word_difference(" ".join(one), " ".join(two)))
     assert " ".join(text for kind, text in pieces if kind != "made").split() == one
     assert " ".join(text for kind, text in pieces if kind != "lost").split() == two
 
@@ -111,13 +111,13 @@ def test_examples_are_random_worst_and_nearest() -> None:
             "exact": [i < 5 for i in range(20)], "matches": range(20), "positions": 20, "cosine": np.linspace(1, 0, 20),
         }
     )  # fmt: skip
-    found = page.examples(rows, count=3, seed=0)
+    found = examples(rows, count=3, seed=0)
     assert [each["reference"] for each in found["worst"]] == ["a 5", "a 6", "a 7"]  # the fewest matches, not exact
     assert [each["cosine"] for each in found["near"]] == sorted(rows["cosine"][5:], reverse=True)[:3]
     assert [each["accuracy"] for each in found["worst"]] == [0.25, 0.3, 0.35]
     assert len(found["any"]) == 3
-    assert found["any"] != page.examples(rows, count=3, seed=1)["any"]
-    assert set(page.examples(rows[rows["exact"]].drop(columns="cosine"), count=3, seed=0)) == {"any"}
+    assert found["any"] != examples(rows, count=3, seed=1)["any"]
+    assert set(examples(rows[rows["exact"]].drop(columns="cosine"), count=3, seed=0)) == {"any"}
 
 
 def test_the_validation_loss_is_the_last_and_the_lowest() -> None:
@@ -128,9 +128,9 @@ def test_the_validation_loss_is_the_last_and_the_lowest() -> None:
 
 def test_parameters_are_those_of_the_last_session() -> None:
     events = [{"event": "trains", "parameters": 5, "objective_parameters": 1}, {"event": "start"}]
-    assert page.trained(events) == {"parameters": 5, "objective_parameters": 1}
-    assert page.trained([*events, {"event": "trains", "parameters": 7}])["parameters"] == 7
-    assert page.trained([]) == {"parameters": 0, "objective_parameters": 0}
+    assert trained(events) == {"parameters": 5, "objective_parameters": 1}
+    assert trained([*events, {"event": "trains", "parameters": 7}])["parameters"] == 7
+    assert trained([]) == {"parameters": 0, "objective_parameters": 0}
 
 
 def test_events_are_lines_without_previews() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mm_ldlm.data.dataset import Dataset
     from mm_ldlm.data.sentences import Sentences
     from mm_ldlm.evaluation.config import EvaluationConfig
-    from mm_ldlm.evaluation.report.page import ReportInputs
+    from mm_ldlm.evaluation.report.inputs import ReportInputs
     from mm_ldlm.inference import MMLDLM
 
 Metrics = dict[str, Any]

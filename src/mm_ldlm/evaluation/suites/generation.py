@@ -26,7 +26,7 @@ from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 if TYPE_CHECKING:
     from mm_ldlm.evaluation.config import GenerationConfig
-    from mm_ldlm.evaluation.report.page import ReportInputs
+    from mm_ldlm.evaluation.report.inputs import ReportInputs
 
 ORDERS = (1, 2, 3, 4)
 """Lengths of n-grams"""
@@ -104,7 +104,7 @@ class Generation(Suite):
         )
 
     def section(self, page: ReportInputs) -> dict[str, Any]:
-        from mm_ldlm.evaluation.report.page import described_sampler
+        from mm_ldlm.evaluation.report.inputs import described_sampler
 
         how = page.suites[self.name][MADE_BY]["samples"]["samples_unconditional"]["parameters"]
         return {"sampler": described_sampler(how["unconditional"]["text"])}

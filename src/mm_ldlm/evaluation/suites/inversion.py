@@ -109,7 +109,7 @@ class Inversion(Suite):
         }
 
     def section(self, page: Any) -> dict[str, Any]:
-        from mm_ldlm.evaluation.report.page import described_sampler, examples
+        from mm_ldlm.evaluation.report.inputs import described_sampler, examples
 
         metrics = page.suites[self.name]
         how = metrics[MADE_BY]["samples"]["samples_l2t"]["parameters"]

@@ -27,7 +27,7 @@ from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite,
 
 if TYPE_CHECKING:
     from mm_ldlm.evaluation.config import LikelihoodConfig, TextFile
-    from mm_ldlm.evaluation.report.page import ReportInputs
+    from mm_ldlm.evaluation.report.inputs import ReportInputs
     from mm_ldlm.inference.results import Scores
 
 LABELS = {"exact": "exact negative log-likelihood", "bound": "NELBO (upper bound)"}

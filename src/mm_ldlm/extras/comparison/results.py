@@ -18,7 +18,7 @@ from mm_ldlm.core import EvaluationError
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.evaluation import compare
 from mm_ldlm.evaluation.bootstrap import Bootstrap, ratio_of_counts
-from mm_ldlm.evaluation.report.page import record_of, trained
+from mm_ldlm.evaluation.report.inputs import record_of, trained
 from mm_ldlm.evaluation.suites import likelihood_kind
 from mm_ldlm.extras.comparison.config import ComparisonConfig
 from mm_ldlm.extras.comparison.plan import Session

@@ -20,7 +20,7 @@ from mm_ldlm.families.classification.metrics import measure
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mm_ldlm.evaluation.report.page import ReportInputs
+    from mm_ldlm.evaluation.report.inputs import ReportInputs
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
