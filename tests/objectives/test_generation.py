@@ -1,5 +1,6 @@
 """Generative models: every run does what its capabilities say, row by row, and nothing that it was not trained for."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.generation import GenerativeModel
+from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
 each_objective = pytest.mark.parametrize(("kind", "options"), **labelled(OBJECTIVES_AND_OPTIONS))
@@ -175,3 +177,16 @@ def test_every_token_is_predicted_from_the_other_half_of_its_text() -> None:
     assert all(torch.equal(noisy_BL[~asked_BL], batch.tokens_BL[~asked_BL]) for noisy_BL, asked_BL in seen)
     assert not torch.equal(seen[0][1], seen[2][1]), "by several divisions"
     assert bool((found_BL[batch.valid_BL] < 0).all())
+
+
+@pytest.mark.parametrize(
+    "returned", [lambda tokens_BL: tokens_BL, lambda tokens_BL: TextSample.start(tokens_BL[:, 1:])]
+)
+def test_a_sampler_that_returns_anything_but_a_sample_of_its_canvas_is_refused(returned: Any, refuses: Any) -> None:
+    sampler = SimpleNamespace(kind="mine", sample=lambda canvas: returned(canvas.tokens))
+    made = root_of("text_diffusion", {}).objective.generative_model(root_of("text_diffusion", {}).model)
+    canvas_BL = torch.full((2, 5), SHAPE.mask_id)
+    with refuses(SamplingError, "mine", (2, 5)):
+        made.write(
+            canvas_BL, canvas_BL > 0, latents_Bd=None, sampler=sampler, generator=RowGenerator(0, torch.arange(2))
+        )

@@ -162,7 +162,15 @@ class DenoiserGeneration(GenerativeModel, ABC):
             denoise=self.text_denoiser(latents_Bd, generator), process=self.process, tokens=canvas_BL, open=open_BL,
             generator=generator, window=self.shape.max_length,
         )  # fmt: skip
-        return sampler.sample(canvas)
+        sample = sampler.sample(canvas)
+        found = [sample.tokens, sample.log_probs, sample.steps] if isinstance(sample, TextSample) else []
+        if [each.shape for each in found] != [canvas_BL.shape] * 3:
+            raise SamplingError(
+                f"sampler '{sampler.kind}': expected a TextSample with tokens, log_probs and steps of the shape "
+                f"{tuple(canvas_BL.shape)} of its canvas, found {[tuple(each.shape) for each in found]} in "
+                f"{type(sample).__name__}. Correct what its method `write` returns."
+            )
+        return sample
 
     def likelihood(
         self, tokens_BL: Tensor, *, latents_Bd: Tensor | None, draws: int, generator: RowGenerator

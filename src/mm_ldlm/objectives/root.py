@@ -38,6 +38,14 @@ class TrainableRoot(nn.Module):
                     "or the schedule."
                 )
 
+        for path, module in self.named_modules():
+            if hidden := sorted(name for name in module._modules if hasattr(type(module), name)):
+                raise ConfigurationError(
+                    f"expected attributes of their own for the modules in {path}, found {', '.join(hidden)} hidden by "
+                    f"a class attribute of {type(module).__name__}, which is read in its place. Rename the modules; a "
+                    "property may return them."
+                )
+
     def call_as(self, model: nn.Module) -> None:
         """Let the forward pass call this form of the model, such as the compiled one, which shares its parameters."""
         object.__setattr__(self, "forward_model", model)  # not a submodule: its parameters would be listed twice
