@@ -72,6 +72,43 @@ def test_pitfall_14_the_split_of_a_text_is_a_function_of_the_text_and_the_key(tm
         assert abs(list(first.values()).count(name) / 400 - fraction) < 0.08
 
 
+SPLIT = {"validation": 0.3, "test": 0.3}
+PIECES = {"name": "bert-base-uncased", "max_length": 6, "too_long": "split"}
+
+
+def test_pitfall_35_all_pieces_of_a_document_and_all_texts_of_a_group_are_in_one_split(tmp_path: Path) -> None:
+    words = [[str(10_000 * number + place) for place in range(12)] for number in range(100)]
+    rows = [{"text": " ".join(each[:6]), "other": " ".join(each[6:]), "author": f"author {number % 25}"}
+            for number, each in enumerate(words)]  # fmt: skip
+    splits: dict[str, set[str]] = {}
+    for name, more in (
+        ("document", {}),
+        ("author", {"group_column": "author"}),
+        ("row", {"columns": ["text", "other"]}),
+    ):
+        source = {**written("jsonl", tmp_path / name, rows), **more}
+        out = ingested(tmp_path / name / "out", source, tokens=PIECES, splits=SPLIT)
+        for row in out.rows:
+            number = int(row["text"].split()[0]) // 10_000
+            group = f"{name} {rows[number]['author'] if name == 'author' else number}"
+            splits.setdefault(group, set()).add(row["split"])
+        assert out.report["accepted"] > 3 * len(rows)
+    assert len(splits) == 100 + 25 + 100
+    assert {len(found) for found in splits.values()} == {1}
+    assert {split for found in splits.values() for split in found} == {"train", "validation", "test"}
+
+
+def test_a_text_that_is_whole_keeps_its_split_whatever_the_length_of_the_others(tmp_path: Path) -> None:
+    texts = ["red green", "blue white black", *(f"red green {'blue ' * number}" for number in range(1, 30))]
+    whole = ingested(tmp_path / "a", lines(tmp_path, *texts), splits=SPLIT).rows
+    divided = ingested(tmp_path / "b", lines(tmp_path, *texts), tokens=PIECES, splits=SPLIT).rows
+    first, second = ({row["text"]: row["split"] for row in rows} for rows in (whole, divided))
+    assert {text: first[text] for text in first.keys() & second.keys()} == {
+        text: second[text] for text in first.keys() & second.keys()
+    }
+    assert len(first.keys() & second.keys()) > 4
+
+
 def test_the_first_of_two_splits_keeps_a_text(tmp_path: Path) -> None:
     sources = [lines(tmp_path, "One", "two", name="held", split="test"), lines(tmp_path, "one", "three", name="own")]
     sources[1]["split"] = "train"

@@ -309,6 +309,37 @@ def test_pitfall_14_texts_in_two_splits_and_in_evaluation_sets_are_found(
             assert ("evaluation leakage" in found) == bool(leaked)
 
 
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([None, "a", "b"]), st.sampled_from([None, "c", "d"]), st.sampled_from(SPLITS)),
+        min_size=1, max_size=9,
+    )
+)  # fmt: skip
+def test_pitfall_35_groups_and_documents_in_two_splits_are_counted(
+    rows: list[tuple[str | None, str | None, str]],
+) -> None:
+    splits: dict[str, set[str]] = {}
+    for group, document, split in rows:
+        if key := group or document:
+            splits.setdefault(key, set()).add(split)
+    crossing = sum(len(found) > 1 for found in splits.values())
+    with tempfile.TemporaryDirectory() as folder:
+        texts = [f"text {number}" for number in range(len(rows))]
+        writer = StoreWriter(Path(folder), kind="records", schema=RECORD_SCHEMA, shard_rows=SHARD)
+        metas = [{"split_group": group, "piece_of": document} for group, document, _ in rows]
+        writer.append({
+            "id": list(map(record_id, texts)), "text": texts, "source": ["s"] * len(rows),
+            "split": [split for *_, split in rows], "meta": list(map(json.dumps, metas)),
+        })  # fmt: skip
+        writer.finish()
+        records = ShardStore.open(Path(folder), "records")
+        inputs = Inputs(records, records, TOKENIZER, {})
+        subject: Any = checks.Subject({}, inputs, {}, LocalEncoderConfig(), None, ValidationConfig(), {}, 0)
+        found = {finding.check: finding for finding in checks.check_texts(subject)}
+    assert found["split leakage"].count == crossing if crossing else "split leakage" not in found
+
+
 @pytest.mark.parametrize("wrong", ["dev", "", "Train"])
 def test_a_record_without_a_split_and_a_forged_id_fail_their_contracts(stores: Stores, wrong: str) -> None:
     columns = stores.columns("records")

@@ -4,8 +4,9 @@ Every chunk of rows is prepared by itself, so that chunks can be prepared anywhe
 (`mm_ldlm.data.engines`). What depends on other chunks, duplicates and splits, is decided when they are merged, in the
 order of the sources.
 
-A text that describes something, such as an image, is a duplicate only if the same text occurs with the same thing; the
-thing alone decides its split, so that no image is in two splits.
+The unit of a split is the document: all pieces of a long text, and all rows of a group that the source names, are in
+one split. A text that describes something, such as an image, is a duplicate only if the same text occurs with the same
+thing; the thing alone decides its split, so that no image is in two splits.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.filters import DigestMap, NearDuplicates, check_language
 from mm_ldlm.data.corpus.record import (
     PAIR,
+    PIECE_OF,
     RECORD_SCHEMA,
     SPLITS,
     comparison_digest,
@@ -91,7 +93,8 @@ class Candidate(NamedTuple):
         source: name of its source.
         meta: `meta` of the record as JSON.
         id: digest that identifies the record.
-        form: keyed digest of the comparison form; it decides the split.
+        form: keyed digest of the comparison form; no text is in two splits.
+        group: keyed digest of what decides the split: the group or the document of the text, or `form`.
         signature: for near duplicates, if they are removed.
     """
 
@@ -100,6 +103,7 @@ class Candidate(NamedTuple):
     meta: str | None
     id: bytes
     form: bytes
+    group: bytes
     signature: Any
 
 
@@ -215,9 +219,9 @@ class Preparation:
         if limits.too_long == "drop" or row.pair is not None or row.vector is not None:
             return [(row, lengths)]
         found = split_text(row.text, tokenizer, max_length=limits.max_length)
-        meta = {**row.meta, "piece_of": text_digest(row.text, row.describes).hex()}
+        group, meta = row.group or row.text, {**row.meta, PIECE_OF: text_digest(row.text, row.describes).hex()}
         return [
-            (row._replace(text=text, meta={**meta, "piece": number, "pieces": len(found)}), [length])
+            (row._replace(text=text, group=group, meta={**meta, "piece": number, "pieces": len(found)}), [length])
             for number, (text, length) in enumerate(found)
         ]
 
@@ -234,9 +238,11 @@ class Preparation:
         except ValueError as error:
             raise Unusable("wrong_type", f"the columns of 'meta': {error}", row.text) from None
         whole, near = whole_text(row.text, row.pair), self.config.near_duplicates
-        form = comparison_digest(row.describes or row.text, key=self.config.splits.key.encode())
+        key = self.config.splits.key.encode()
+        form = comparison_digest(row.describes or row.text, key=key)
+        group = form if row.group is None or row.describes else comparison_digest(row.group, key=key)
         signature = None if near is None or row.describes is not None else near.signature(comparison_form(whole))
-        return Candidate(source, row, meta, text_digest(whole, row.describes), form, signature)
+        return Candidate(source, row, meta, text_digest(whole, row.describes), form, group, signature)
 
     def _check_lengths(self, row: Row, lengths: list[int]) -> None:
         if (limits := self.limits) is None:
@@ -313,10 +319,10 @@ class Merger:
             counts.quarantined_by_reason[bad.reason] += 1
             counts.first_example_by_reason.setdefault(bad.reason, f"{file}, line {bad.line}: {detail}")
             self._refused.append((source, file, bad.line, bad.reason, detail, bad.excerpt))
-        for source, row, meta, identity, form, signature in prepared.candidates:
+        for source, row, meta, identity, form, group, signature in prepared.candidates:
             split = row.split or ""
             if split not in SPLITS:
-                split = self.config.splits.split_of(form, held_out=split == HELD_OUT)
+                split = self.config.splits.split_of(group, held_out=split == HELD_OUT)
             number, elsewhere = SPLITS.index(split), self._forms.get(form)
             if self._ids.get(identity) is not None:
                 kind = "exact"

@@ -19,7 +19,7 @@ class IngestionConfig:
         sources: read one after another, or in proportion to their weights until one of them is exhausted; with `path`
             and `text_column` in the source that they change.
         path: replaces the path of the one source that has a path, because the command line cannot address list items.
-        text_column: replaces the columns of that source, which must be a table.
+        text_column, group_column: replace the columns and the `group_column` of that source, which must be a table.
         unicode_form: NFC, NFKC or none.
         collapse_whitespace: replace each run of white space by one space.
         length: bounds in characters and words; bounds in tokens belong to the tokenizer.
@@ -39,6 +39,7 @@ class IngestionConfig:
     sources: Annotated[tuple[Annotated[Any, SOURCES], ...], bounded(min_length=1)]
     path: str | None = None
     text_column: str | None = None
+    group_column: str | None = None
     unicode_form: UnicodeForm = "NFC"
     collapse_whitespace: bool = True
     length: LengthConfig = LengthConfig()
@@ -62,7 +63,7 @@ class IngestionConfig:
             raise InvalidValue(
                 "some sources have a weight and others none: give one to every source or to none", "sources"
             )
-        for key, named in (("path", "path"), ("text_column", "columns")):
+        for key, named in (("path", "path"), ("text_column", "columns"), ("group_column", "group_column")):
             if (value := getattr(self, key)) is None:
                 continue
             fitting = [source for source in self.sources if source.paths and hasattr(source, named)]
@@ -73,7 +74,7 @@ class IngestionConfig:
                     "own_csv), or set ingestion.sources",
                     key,
                 )
-            changed = dataclasses.replace(fitting[0], **{named: value if named == "path" else (value,)})
+            changed = dataclasses.replace(fitting[0], **{named: (value,) if named == "columns" else value})
             sources = tuple(changed if source is fitting[0] else source for source in self.sources)
             object.__setattr__(self, "sources", sources)
 

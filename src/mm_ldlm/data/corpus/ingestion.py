@@ -253,11 +253,13 @@ def _refuse_other_sources(config: IngestionConfig, workspace: Path) -> None:
 
 def _fingerprints(config: IngestionConfig, opening: Opening, tokens: TokenizerConfig | None) -> dict[str, str]:
     parameters = {**to_dict(config), "format": FORMAT_VERSION}
-    for name in ("path", "text_column", "progress", "max_bad_fraction", "replace", "engine"):
+    for name in ("path", "text_column", "group_column", "progress", "max_bad_fraction", "replace", "engine"):
         parameters.pop(name)
     for plain, source in zip(parameters["sources"], config.sources, strict=True):
         for key, _ in source.files:  # the digests of the files are in the descriptions of the sources
             plain.pop(key, None)
+        if plain.get("group_column", "") is None:  # as before there were groups
+            plain.pop("group_column")
     if config.language_filter is not None:
         load_function(config.language_filter, at=LANGUAGE_FILTER)
         parameters["language_filter"] = describe_function(config.language_filter)

@@ -31,6 +31,9 @@ null."""
 LABEL, PAIR, DESCRIBES = "label", "pair", "describes"
 """Keys of `meta` for the label of a record, for the second text of a pair, and for a reference to what the text
 describes, such as an image, with its `digest`."""
+PIECE_OF, GROUP = "piece_of", "split_group"
+"""Keys of `meta` for the document that a record is a piece of, and for the group of rows that the source names. All
+records of one are in the same split."""
 DECODED = "decoded_from_tokens"
 """Key of `meta` of a record whose text was decoded from stored tokens: its vector is not that of the text."""
 META_DEPTH = 64
@@ -123,6 +126,11 @@ def meta_text(fields: Mapping[str, Any]) -> str | None:
 def meta_value(meta: str | None, key: str) -> Any:
     """Read one key of `meta`; None if it is missing."""
     return None if meta is None or f'"{key}"' not in meta else json.loads(meta).get(key)
+
+
+def group_of(meta: str | None) -> str | None:
+    """Return the group of a record, or the document that it is a piece of, by its `meta`; None if it stands alone."""
+    return meta_value(meta, GROUP) or meta_value(meta, PIECE_OF)
 
 
 def is_decoded(meta: str | None) -> bool:

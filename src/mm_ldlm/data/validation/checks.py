@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_ldlm.core import StoreError
-from mm_ldlm.data.corpus.record import PAIR, SPLITS, comparison_digest, described_by, meta_value, record_id
+from mm_ldlm.data.corpus.record import PAIR, SPLITS, comparison_digest, described_by, group_of, meta_value, record_id
 from mm_ldlm.data.encoders import EncoderConfig
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.store import ShardStore
@@ -249,7 +249,7 @@ def check_texts(subject: Subject) -> Iterator[Finding]:
     """
     records = subject.inputs.records
     n = len(records)
-    digest_n, split_n = np.zeros(n, np.dtype("V16")), np.zeros(n, np.int8)
+    digest_n, group_n, split_n = np.zeros(n, np.dtype("V16")), np.zeros(n, np.dtype("V16")), np.zeros(n, np.int8)
     forged: list[int] = []
     for start in range(0, n, _ROWS):
         table = records.window(start, min(start + _ROWS, n), columns=["id", "text", "split", "meta"])
@@ -259,6 +259,8 @@ def check_texts(subject: Subject) -> Iterator[Finding]:
         compared = [about or text for about, text in zip(described, all_texts, strict=True)]
         packed = b"".join(comparison_digest(text, key=b"") for text in compared)
         digest_n[start : start + len(ids)] = np.frombuffer(packed, "V16")
+        groups = [group and comparison_digest(group, key=b"") for group in map(group_of, metas)]
+        group_n[start : start + len(ids)] = np.frombuffer(b"".join(each or bytes(16) for each in groups), "V16")
         codes = pc.index_in(table["split"].combine_chunks(), value_set=pa.array(SPLITS))
         split_n[start : start + len(ids)] = pc.fill_null(codes, -1).to_numpy()
         own = map(record_id, all_texts, pairs, described)
@@ -286,6 +288,7 @@ def check_texts(subject: Subject) -> Iterator[Finding]:
         )
     words_n2 = digest_n.view("<u8").reshape(-1, 2)
     yield from _repeated(records, words_n2, split_n)
+    yield from _divided(records, group_n.view("<u8").reshape(-1, 2), split_n)
     for name, sentences in subject.evaluation_sets.items():
         yield from _leaked(subject, words_n2, split_n, name=name, sentences=sentences)
 
@@ -294,9 +297,7 @@ def _repeated(
     records: ShardStore, words_n2: npt.NDArray[np.uint64], split_n: npt.NDArray[np.int8]
 ) -> Iterator[Finding]:
     """Find texts that occur twice, in two splits or in one."""
-    order = np.lexsort((split_n, words_n2[:, 1], words_n2[:, 0]))
-    same = (words_n2[order][1:] == words_n2[order][:-1]).all(1)
-    across = same & (split_n[order][1:] != split_n[order][:-1])
+    order, same, across = _neighbours(words_n2, split_n)
     if across.any():
         rows = order[1:][across]
         yield Finding(
@@ -315,6 +316,31 @@ def _repeated(
             "Near-duplicate removal (ingestion.near_duplicates) removes them.",
             count=within,
         )
+
+
+def _divided(records: ShardStore, group_n2: npt.NDArray[np.uint64], split_n: npt.NDArray[np.int8]) -> Iterator[Finding]:
+    """Find groups, and documents in pieces, whose records are in more than one split."""
+    grouped = np.flatnonzero(group_n2.any(1))
+    order, _, across = _neighbours(group_n2[grouped], split_n[grouped])
+    rows = grouped[order[1:][across]]
+    if count := len(np.unique(group_n2[rows], axis=0)):
+        yield Finding(
+            "error",
+            "split leakage",
+            f"{count} documents or groups have records in more than one split.",
+            "Run the ingestion pipeline again; sources with their own splits must not divide a group.",
+            count=count,
+            examples=records.strings("text").take(rows[:MAX_EXAMPLES]),
+        )
+
+
+def _neighbours(
+    words_n2: npt.NDArray[np.uint64], split_n: npt.NDArray[np.int8]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Sort digests; return the order, whether each next one is the same, and whether it is so in another split."""
+    order = np.lexsort((split_n, words_n2[:, 1], words_n2[:, 0]))
+    same = (words_n2[order][1:] == words_n2[order][:-1]).all(1)
+    return order, same, same & (split_n[order][1:] != split_n[order][:-1])
 
 
 def _leaked(

@@ -19,7 +19,7 @@ from mm_ldlm.core import (
     reason_of,
 )
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.data.corpus.record import LABEL, Split, is_storable, label_text
+from mm_ldlm.data.corpus.record import GROUP, LABEL, Split, is_storable, label_text
 from mm_ldlm.data.store.fingerprint import file_sha256
 
 EXCERPT_CHARACTERS = 160
@@ -53,6 +53,7 @@ class Row(NamedTuple):
         meta: what the record keeps besides the text; values that JSON can represent.
         pair: second text of a pair.
         describes: digest of what the text describes, such as an image; `meta` has a reference to it.
+        group: what decides the split in place of the text, such as the author, or the document of a piece.
         vector: the vector of the text as the source contains it: a list of numbers, an array, or text.
     """
 
@@ -64,6 +65,7 @@ class Row(NamedTuple):
     pair: str | None = None
     describes: str | None = None
     vector: Any = None
+    group: str | None = None
 
 
 class BadRow(NamedTuple):
@@ -215,6 +217,8 @@ class ColumnsConfig(SourceConfig):
 
     Attributes:
         columns: columns that contain a text; each becomes a separate row. Without a header: "0", "1", ...
+        group_column: a column whose value decides the split, such as a page or an author: rows that share it are in one
+            split. Without it, the texts of one row are a group.
         meta_columns: columns kept as JSON in `meta`.
         label_column: a column that contains the label of the text, kept in `meta` under "label". A row without a label
             is quarantined.
@@ -224,6 +228,7 @@ class ColumnsConfig(SourceConfig):
     """
 
     columns: Annotated[tuple[str, ...], bounded(min_length=1)] = ("text",)
+    group_column: str | None = None
     meta_columns: tuple[str, ...] = ()
     label_column: str | None = None
     labels: tuple[str, ...] | None = None
@@ -244,7 +249,7 @@ class ColumnsConfig(SourceConfig):
     @property
     def read_columns(self) -> list[str]:
         """All columns that are read, each once."""
-        single = (self.label_column, self.pair_column, self.vector_column)
+        single = (self.group_column, self.label_column, self.pair_column, self.vector_column)
         return list(dict.fromkeys([*self.columns, *self.meta_columns, *(name for name in single if name)]))
 
     def present(self, names: Sequence[str], file: str) -> list[str] | None:
@@ -275,27 +280,32 @@ class ColumnsConfig(SourceConfig):
         text, pair, vector = _text(fields, column), None, None
         meta = {name: _cell(fields, name) for name in self.meta_columns if name in fields}
         if self.label_column is not None:
-            meta[LABEL] = self._label(_cell(fields, self.label_column), self.label_column)
+            meta[LABEL] = self._label(_cell(fields, self.label_column), self.label_column, "no_label", self.labels)
         if self.pair_column is not None:
             pair = _text(fields, self.pair_column)
         if self.vector_column is not None:
             vector = _cell(fields, self.vector_column)
+        group = None
+        if self.group_column is not None:
+            group = meta[GROUP] = self._label(_cell(fields, self.group_column), self.group_column, "no_group", None)
+        elif len(self.columns) > 1:
+            group = "\n".join(str(fields.get(name)) for name in self.columns)
         split = row.split or self.split_of(fields)
-        return row._replace(text=text, split=split, meta=meta, pair=pair, vector=vector)
+        return row._replace(text=text, split=split, meta=meta, pair=pair, vector=vector, group=group)
 
     def split_of(self, fields: Mapping[str, Any]) -> str | None:
         """Return the split of a row; None for the hash split, or where the source divides its rows otherwise."""
         return None
 
-    def _label(self, value: Any, column: str) -> str:
+    def _label(self, value: Any, column: str, missing: str, known: Sequence[str] | None) -> str:
         if value is None or (isinstance(value, str) and not value.strip()):
-            raise Unusable("no_label", f"column '{column}' is empty")
+            raise Unusable(missing, f"column '{column}' is empty")
         label = label_text(value)
         if label is None or not is_storable(label):
-            detail = f"column '{column}' contains {type(value).__name__}, expected a label: text or a whole number"
+            detail = f"column '{column}' contains {type(value).__name__}, expected text or a whole number"
             raise Unusable("wrong_type", detail)
-        if self.labels is not None and label not in self.labels:
-            raise Unusable("unknown_label", f"label {label!r:.80}, expected one of {', '.join(self.labels)}")
+        if known is not None and label not in known:
+            raise Unusable("unknown_label", f"label {label!r:.80}, expected one of {', '.join(known)}")
         return label
 
 
@@ -339,6 +349,7 @@ class TableConfig(SourceConfig):
     Attributes:
         path: a file, a folder of a saved data set, a glob, or a list of them; relative to the working directory.
         columns: columns that contain a text; each becomes a separate row.
+        group_column: a column whose value decides the split.
         meta_columns: columns kept as JSON in `meta`.
         vector_column: a column that contains the vector of the text (`encoder.kind: precomputed`): a list of numbers;
             the vectors of a text file are in the .npy file of the same name.
@@ -347,6 +358,7 @@ class TableConfig(SourceConfig):
     kind: str = "table"
     path: str | tuple[str, ...]
     columns: tuple[str, ...] = ("text",)
+    group_column: str | None = None
     meta_columns: tuple[str, ...] = ()
     vector_column: str | None = None
 
@@ -367,7 +379,7 @@ class TableConfig(SourceConfig):
         if kind == "text":
             keys["vectors"] = "beside" if self.has_vectors else None
         else:
-            keys |= {name: getattr(self, name) for name in ("columns", "meta_columns", "vector_column")}
+            keys |= {name: getattr(self, name) for name in ("columns", "group_column", "meta_columns", "vector_column")}
         if suffix == ".tsv":
             keys["delimiter"] = "\t"
         return SOURCES.load(kind)(**keys)
