@@ -78,7 +78,7 @@ types: $(DEV)
 bench: $(BENCH) ## run every benchmark and write benchmarks/results.json (ARGS=sampling for one)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# Without an installation: a GPU host needs only torch, numpy, pyarrow, safetensors and tokenizers.
+# Without an installation: a GPU host needs only pytest, torch, numpy, pyarrow, pydantic, safetensors, tokenizers and transformers.
 gpu-check: ## check a machine with a GPU and write data/gpu_check (ARGS='-k ranks' for some of the tests)
 	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest tests/gpu -m gpu $(ARGS)
 

@@ -67,8 +67,8 @@ def test_repeated_steps_count_once(tmp_path: Path) -> None:
 
 
 def test_a_damaged_line_is_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:
-    for text in ("[1]\n", "{\n", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1") + "\n"):
-        (tmp_path / "log.jsonl").write_text('{"step": 1}\n' + text)
+    for raw in (b"[1]\n", b"{\n", b"\xff\n"):
+        (tmp_path / "log.jsonl").write_bytes(b'{"step": 1}\n' + raw)
         with refuses(StoreError, "log.jsonl", 2):
             read_lines(tmp_path / "log.jsonl")
     with refuses(StoreError, tmp_path.name):

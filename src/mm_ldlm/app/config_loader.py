@@ -107,7 +107,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
             self._check_duplicates("", leaves if key == "parameters" else found)
             layers.append(reduce(merge, found.values(), dict[str, Any]()))
             files |= found.keys()
-        if key == "parameters" and files:  # without a parameters file Kedro warns and takes these alone
+        if key == "parameters" and files:  # without a parameters file Kedro warns and uses only these
             layers.append(self.runtime_params or {})
         combine = merge if self.merge_strategy.get(key) == "soft" else _replace_keys
         merged: Mapping[str, Any] = reduce(combine, layers)
@@ -152,7 +152,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
 
 
 def refuse_other_folders(values: Mapping[str, Any]) -> None:
-    """Refuse values of the keys that form the paths of the catalog that are not folders of this machine."""
+    """Refuse values of `data`, `features`, `results` and `run` that are not paths on this machine."""
     for name in ("data", "features", "results", "run"):
         value = values.get(name, "")
         if not isinstance(value, str) or "://" in value or "\0" in value:
@@ -212,7 +212,7 @@ def parse_yaml(content: bytes, *, file: str) -> Any:
     """Parse YAML, with the numbers of OmegaConf (1e-3 is one); the types are those of YAML's core, without Python's.
 
     Raises:
-        UnreadableConfiguration: it is no YAML in UTF-8, repeats a key, or has too many values once every alias is
+        UnreadableConfiguration: it is not YAML in UTF-8, repeats a key, or has too many values once every alias is
             replaced by what it stands for; the message has the file and the place.
     """
     try:

@@ -1,6 +1,6 @@
-"""Core: typed configuration, registries, errors and messages, and beside them `files` and `locks`.
+"""Core: typed configuration, registries, errors and messages. It imports no other room.
 
-It imports nothing of the other packages. The mathematics may not touch files, so those stay modules of their own.
+`files` and `locks` are imported by the names of their modules, because the mathematics must not touch files.
 """
 
 from mm_ldlm.core.credentials import MASK, holds_credentials, mask, mask_values

@@ -293,7 +293,7 @@ def remove_temporaries(directory: str | Path, *, of: str = "*") -> None:
 
 
 def write_problem(error: OSError) -> str | None:
-    """Describe a failure to write that the user can remove: a full disk or a folder without permission.
+    """Describe a failure to write that the user can fix: a full disk or a folder without permission.
 
     Returns:
         What failed and what to do, or None if the error has another cause.

@@ -4,11 +4,15 @@ Latents in arguments and results are *raw*: the encoder's vectors, as stores and
 they are standardised.
 """
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
+
+import torch
 
 from mm_ldlm.core import Registry
 from mm_ldlm.inference import generating, reading
-from mm_ldlm.inference.model import LoadedModel
+from mm_ldlm.inference.loading import load_run
+from mm_ldlm.inference.model import Encoder, LoadedModel
 
 REQUESTS = Registry(what="request", core={}, group="requests")
 """Methods and properties that families and other packages add to `MMLDLM`: functions whose first argument is the model,
@@ -24,6 +28,33 @@ class MMLDLM(LoadedModel):
 
     See `LoadedModel` for the arguments of the constructor.
     """
+
+    @classmethod
+    def from_run(
+        cls,
+        path: str | Path,
+        *,
+        encoder: Encoder | None = None,
+        checkpoint: str | int = "latest",
+        use_ema: bool = True,
+        device: str | torch.device | None = None,
+        batch_tokens: int | None = None,
+    ) -> Self:
+        """Load a trained model from a run folder.
+
+        Args:
+            path: a run folder, one of its checkpoints, or a folder of runs, of which the newest is used.
+            encoder: the encoder; None loads the encoder named in the run's config.json when it is first needed.
+            checkpoint: "latest", "best", a step, or the name of a checkpoint folder ("step-00001000").
+            use_ema: use the averaged weights (EMA) instead of the last ones.
+            device: the device; None is the first GPU if there is one, otherwise the CPU.
+
+        Raises:
+            CheckpointError: the folder has no complete checkpoint, files that a model needs are missing or damaged, or
+                the weights do not fit the model that config.json describes.
+        """
+        parts = load_run(path, checkpoint=checkpoint, use_ema=use_ema, device=device)
+        return cls(parts, encoder, batch_tokens=batch_tokens)
 
     invert = generating.invert
     generate = generating.generate

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Protocol, Self
+from typing import Any, Literal, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from mm_ldlm.inference.arguments import (
     texts_of,
     vectors_of,
 )
-from mm_ldlm.inference.loading import Parts, load_run
+from mm_ldlm.inference.loading import Parts
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Writer, Written
 from mm_ldlm.models.defaults import plain_defaults
@@ -90,33 +90,6 @@ class LoadedModel:
         # Batches are searched side by side, and an encoder need not be thread-safe. The lock of another thread would
         # stay locked in a forked process, so that each process has one.
         self._one_at_a_time: dict[int, threading.Lock] = collections.defaultdict(threading.Lock)
-
-    @classmethod
-    def from_run(
-        cls,
-        path: str | Path,
-        *,
-        encoder: Encoder | None = None,
-        checkpoint: str | int = "latest",
-        use_ema: bool = True,
-        device: str | torch.device | None = None,
-        batch_tokens: int | None = None,
-    ) -> Self:
-        """Load a trained model from a run folder.
-
-        Args:
-            path: a run folder, one of its checkpoints, or a folder of runs, of which the newest is used.
-            encoder: the encoder; None loads the encoder named in the run's config.json when it is first needed.
-            checkpoint: "latest", "best", a step, or the name of a checkpoint folder ("step-00001000").
-            use_ema: use the averaged weights (EMA) instead of the last ones.
-            device: the device; None is the first GPU if there is one, otherwise the CPU.
-
-        Raises:
-            CheckpointError: the folder has no complete checkpoint, files that a model needs are missing or damaged, or
-                the weights do not fit the model that config.json describes.
-        """
-        parts = load_run(path, checkpoint=checkpoint, use_ema=use_ema, device=device)
-        return cls(parts, encoder, batch_tokens=batch_tokens)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse pickling, which runs code when it is read and does not contain the encoder, and copying."""

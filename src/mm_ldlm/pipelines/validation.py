@@ -39,8 +39,8 @@ def validate_data(
     The report contains failed contracts; `index_valid_examples` raises them after the report was saved.
     """
     from mm_ldlm.data.features import Inputs, open_all, planned
-    from mm_ldlm.data.index import write_quarantine
     from mm_ldlm.data.validation.checks import validate
+    from mm_ldlm.data.validation.findings import write_quarantine
     from mm_ldlm.data.validation.vectors import draw
     from mm_ldlm.evaluation.sts_sets import load_sts
 

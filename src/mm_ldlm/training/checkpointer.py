@@ -150,7 +150,8 @@ class Checkpointer:
         document = folder.document(path, "training_state.json")
         refuse_other(
             self.identity, document.get("identity"), path,
-            remedy="Restore these values, name another checkpoint, or start anew (training.resume=never).",
+            remedy="Restore these values, train under a new name (training.run_name=NEW), or start anew "
+            "(training.resume=never).",
         )  # fmt: skip
         tensors = {name: folder.tensors(path, name) for name in self.learner.tensors()}
         self.learner.load(tensors, document, path)

@@ -208,7 +208,8 @@ class TrainingConfig:
         device: auto, cpu, cuda or cuda:N.
         threads: CPU threads of each rank.
         collective_timeout_minutes: a rank that waits longer for the others ends the run with an error.
-        resume: auto (from the newest checkpoint of this run, if any), never, or a run or checkpoint folder.
+        resume: auto (from the newest checkpoint of this run, if any), never, or the folder of another run or of one of
+            its checkpoints.
         seed: seed of initial values, batches and noise; null: the project's seed, which data, sampling and evaluation
             keep.
         init_from: folder of a run or a checkpoint whose weights to start from (at step 0, with a new optimizer).

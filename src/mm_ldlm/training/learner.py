@@ -24,7 +24,10 @@ from mm_ldlm.training.guard import Guard
 from mm_ldlm.training.optimizer import Optimization
 from mm_ldlm.training.state import TrainingState
 
-_OTHER = "Restore the file, name an earlier checkpoint in training.resume, or start anew (training.resume=never)."
+_OTHER = (
+    "Restore the file, continue from an earlier checkpoint under a new name (training.run_name=NEW,training.resume=RUN/"
+    "checkpoints/step-…), or start anew (training.resume=never)."
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -101,7 +101,7 @@ def disk(run: Run) -> Check:
     one = 4 * copies * sum(p.numel() for p in run.learner.root.parameters())
     free = shutil.disk_usage(run.checkpointer.directory).free
     found = f"{free / _GIB:.1f} GiB free, {kept} checkpoints of {one / _GIB:.2f} GiB at most"
-    remedy = "free some space, or lower training.checkpoint.keep_last or keep_every" if kept * one > free else ""
+    remedy = "free some space, or lower training.checkpoint.keep_last, or raise keep_every" if kept * one > free else ""
     return Check("disk", found, remedy)
 
 

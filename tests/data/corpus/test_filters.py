@@ -32,7 +32,7 @@ constant = 5
 
 @pytest.fixture
 def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Ingest three texts with a filter of the module above."""
+    """Ingest four texts with a filter of the module above."""
     (tmp_path / "filters_of_a_test.py").write_text(MODULE)
     (tmp_path / "broken_filter.py").write_text("raise RuntimeError('at import')\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -150,9 +150,9 @@ class Parts:
         manifest = Manifest.read(self.workspace) if Manifest.exists(self.workspace) else None
         found = self.earlier
         if found and found != self.made_by:
-            other = [name for name in self.made_by if found.get(name) != self.made_by[name]]
+            other = sorted(name for name in {*found, *self.made_by} if found.get(name) != self.made_by.get(name))
             raise FingerprintError(
-                f"{self.workspace}: expected a store made with {other[0]} {self.made_by[other[0]]}, found one made "
+                f"{self.workspace}: expected a store made with {other[0]} {self.made_by.get(other[0])}, found one made "
                 f"with other {', '.join(other)} ({found.get(other[0])}). Nothing was changed. Restore the earlier "
                 "settings, or remove the folder to compute everything again."
             )

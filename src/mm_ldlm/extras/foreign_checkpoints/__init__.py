@@ -1,4 +1,4 @@
-"""Checkpoints of other trainers: import, export and initial weights."""
+"""Checkpoints of other trainers: import and export."""
 
 COMPONENTS: dict[str, dict[str, str]] = {
     "commands": {

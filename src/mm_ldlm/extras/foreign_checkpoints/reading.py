@@ -22,7 +22,6 @@ from mm_ldlm.training.checkpoints.weights import refuse_non_finite
 
 FILES = ("model.pt", "checkpoint.pt", "model_final.pth", "model.pth", "pytorch_model.bin")
 """Names of the weights in a folder, in the order in which they are looked for."""
-SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 WRAPPERS = ("module.", "_orig_mod.", "model.", "backbone.")
 """Prefixes of parameters that DDP, `torch.compile` and trainers add."""
 _WEIGHTS = ("model_state_dict", "state_dict", "model", "module")
@@ -42,11 +41,6 @@ class Legacy:
     """by name, without wrappers; floating-point tensors are float32 or float64"""
     step: int | None
     """Number of steps of the training, if the checkpoint contains it"""
-
-
-def is_legacy(path: Path) -> bool:
-    """Return whether the path is a checkpoint of another trainer: a folder with one of `FILES`, or such a file."""
-    return (path.suffix in SUFFIXES and path.is_file()) or any((path / name).is_file() for name in FILES)
 
 
 def read(path: Path) -> Legacy:

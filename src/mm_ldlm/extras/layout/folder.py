@@ -11,7 +11,7 @@ from mm_ldlm.core.files import InputFile, check_name, inside, problem
 from mm_ldlm.data.corpus.record import SPLITS
 from mm_ldlm.data.corpus.sources import Unusable
 from mm_ldlm.data.corpus.sources.base import SPLIT_WORDS
-from mm_ldlm.data.corpus.sources.lines import parse_json
+from mm_ldlm.data.corpus.sources.delimited import parse_json
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
 SUFFIXES = {"texts": ".txt", "tokens": ".npz", "latents": ".npy"}

@@ -21,7 +21,8 @@ from mm_ldlm.core.files import array_in
 from mm_ldlm.data.corpus.record import DECODED, PAIR, SPLITS, is_storable, record_id
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig, Unusable
 from mm_ldlm.data.corpus.sources.base import HELD_OUT
-from mm_ldlm.data.corpus.sources.lines import explain_decoding, json_object
+from mm_ldlm.data.corpus.sources.delimited import json_object
+from mm_ldlm.data.corpus.sources.lines import explain_decoding
 from mm_ldlm.data.corpus.tokenizer import MASKS, UNKNOWNS, TextTokenizer
 from mm_ldlm.extras.layout.folder import Folder, Item, path_of
 

@@ -112,7 +112,7 @@ def first_losses(run: Run, batch: Batch, *, tolerance: float) -> Check:
     for kind in run.stepper.objective.kinds:
         with torch.no_grad():
             losses = run.stepper.losses(batch, kind=kind, draw=0, step=0)
-        for name in expected.keys() & losses.keys():
+        for name in (name for name in expected if name in losses):
             have, want = float(losses[name][0] / losses[name][1]), expected[name]
             found.append(f"{kind}/{name} {have:.4f}, expected {want:.4f}")
             wrong += [f"{kind}/{name}"] if abs(have - want) > tolerance * abs(want) else []
@@ -139,13 +139,16 @@ def precision(run: Run, batch: Batch) -> Check:
 
 
 def in_place(run: Run, batch: Batch) -> Check:
-    """Run a backward pass in anomaly mode: no needed value was overwritten, and all gradients are finite."""
+    """Check in anomaly mode that no value that backward needs is overwritten and no gradient is NaN."""
     try:
         with torch.autograd.set_detect_anomaly(True):
             for kind in run.stepper.objective.kinds:
                 run.stepper.total(batch, kind=kind, draw=0, step=0).backward()
     except RuntimeError as error:
-        remedy = "the operation named above changes a tensor that backward needs"
+        fault = (
+            "returns NaN in its backward pass" if "nan values" in str(error) else "changes a tensor that backward needs"
+        )
+        remedy = f"the operation named above {fault}"
         return Check("in place", str(error).splitlines()[0], remedy)
     finally:
         run.learner.optimization.drop_gradients()

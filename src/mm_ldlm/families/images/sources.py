@@ -13,7 +13,8 @@ from mm_ldlm.core import Bytes, UnsafePathError, config
 from mm_ldlm.core.files import inside, problem
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig, Unusable
 from mm_ldlm.data.corpus.sources.base import TableFilesConfig, damaged
-from mm_ldlm.data.corpus.sources.lines import CsvConfig, JsonlConfig, json_object, open_bytes
+from mm_ldlm.data.corpus.sources.delimited import CsvConfig, JsonlConfig, json_object
+from mm_ldlm.data.corpus.sources.lines import open_bytes
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.families.images.decoding import decode, digits, with_image
 

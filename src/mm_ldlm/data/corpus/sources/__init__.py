@@ -1,8 +1,8 @@
 """Sources of text: each yields rows and damaged rows, with their location.
 
-`base` has the keys that every kind reads, the rows, named columns and the registry; `lines` reads texts, JSONL and CSV
-files, and `columnar` Arrow and Parquet files. Further sources belong to families and
-extras, which register them.
+`base` has the keys that every kind reads, the rows, named columns and the registry; `lines` reads texts,
+`delimited` JSONL and CSV files, and `columnar` Arrow and Parquet files. Further sources belong to families and extras,
+which register them.
 """
 
 from mm_ldlm.data.corpus.sources.base import SOURCES, BadRow, Opening, Row, SourceConfig, Unusable

@@ -459,8 +459,8 @@ SOURCES = Kinds(
     what="source",
     core={
         "text": "mm_ldlm.data.corpus.sources.lines:TextConfig",
-        "jsonl": "mm_ldlm.data.corpus.sources.lines:JsonlConfig",
-        "csv": "mm_ldlm.data.corpus.sources.lines:CsvConfig",
+        "jsonl": "mm_ldlm.data.corpus.sources.delimited:JsonlConfig",
+        "csv": "mm_ldlm.data.corpus.sources.delimited:CsvConfig",
         "parquet": "mm_ldlm.data.corpus.sources.columnar:ParquetConfig",
         "arrow": "mm_ldlm.data.corpus.sources.columnar:ArrowConfig",
         "disk": "mm_ldlm.data.corpus.sources.columnar:DiskConfig",

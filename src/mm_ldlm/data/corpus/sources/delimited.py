@@ -1,0 +1,186 @@
+"""JSONL and CSV files, plain or compressed.
+
+A CSV record that contains a damaged line is left out as a whole. Where quotation marks do not match, it is not certain
+whether the following lines are records or the rest of a text. They are read as records if nearly all of them have as
+many fields as the first record, which needs two columns; otherwise they are quarantined up to the line where the
+quotation marks are balanced (decision 0121).
+"""
+
+import csv
+import json
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from mm_ldlm.core import SourceError, bounded, config
+from mm_ldlm.data.corpus.sources.base import BadRow, Opening, Row, TableFilesConfig, Unusable, excerpt
+from mm_ldlm.data.corpus.sources.lines import Encoding, Line, read_lines
+
+LOOKAHEAD = 16
+"""How many times the largest record is held while the end of a quoted field is searched"""
+
+
+@config
+class JsonlConfig(TableFilesConfig):
+    """JSONL files, one JSON object per line.
+
+    Attributes:
+        encoding: any encoding of text in which ASCII characters are single bytes.
+    """
+
+    kind: str = "jsonl"
+    encoding: Encoding = "utf-8"
+
+    def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
+        for line in read_lines(path, encoding=self.encoding, max_bytes=opening.max_row_bytes):
+            if line.bad is not None:
+                yield line.bad
+                continue
+            try:
+                fields = json_object(line.text)
+            except Unusable as error:
+                yield error.at(str(path), line.number)
+                continue
+            yield from self.rows_of(fields, file=str(path), line=line.number)
+
+
+@config
+class CsvConfig(TableFilesConfig):
+    """CSV files; quoted fields may contain line breaks.
+
+    Attributes:
+        encoding: any encoding of text in which ASCII characters are single bytes.
+        delimiter: one character.
+        header: whether the first record has the names of the columns; without, they are "0", "1", ...
+    """
+
+    kind: str = "csv"
+    encoding: Encoding = "utf-8"
+    delimiter: Annotated[str, bounded(min_length=1, max_length=1)] = ","
+    header: bool = True
+
+    def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
+        file, names = str(path), list[str]()
+        lines = read_lines(path, encoding=self.encoding, max_bytes=opening.max_row_bytes)
+        for number, values in _Records(lines, self.delimiter, file, opening.max_row_bytes):
+            if self.header and not names:
+                if isinstance(values, BadRow):
+                    raise SourceError(
+                        f"{file}: line {number}: expected the header, found a line that cannot be read "
+                        f"({values.detail}). Correct the line, or set the source's 'header' to false."
+                    )
+                names = values
+                self.present(names, file)
+            elif isinstance(values, BadRow):
+                yield values
+            elif not values:
+                yield Row("", file, number)
+            elif names and len(values) != len(names):
+                detail = f"{len(values)} fields, the header has {len(names)}"
+                yield BadRow(file, number, "broken_csv", detail, excerpt(self.delimiter.join(values)))
+            else:
+                fields = dict(zip(names or map(str, range(len(values))), values, strict=True))
+                yield from self.rows_of(fields, file=file, line=number)
+
+
+def json_object(text: str | bytes) -> dict[str, Any]:
+    """Parse a JSON object; raises `Unusable` as `parse_json`, and for anything but an object."""
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise Unusable("wrong_type", f"a JSON {type(value).__name__}, expected an object", text)
+    return value
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON from outside.
+
+    Raises:
+        Unusable: it is not JSON, it is nested too deeply, or a key occurs twice in one object.
+    """
+    try:
+        return _DECODER.decode(text if isinstance(text, str) else text.decode(json.detect_encoding(text)))
+    except (ValueError, RecursionError) as error:
+        raise Unusable("broken_json", str(error)[:200], text) from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return made
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+"""Made once: `json.loads` with a hook makes a decoder for every text."""
+
+
+class _Records:
+    """Iterates over (number of the first line, fields or damaged row) of a CSV file, in the order of its lines."""
+
+    def __init__(self, lines: Iterator[Line], delimiter: str, file: str, max_bytes: int) -> None:
+        self.lines, self.delimiter, self.file, self.max_bytes = lines, delimiter, file, max_bytes
+        self.again: deque[Line] = deque()
+        self.taken: list[Line] = []
+        self.size = 0
+
+    def __iter__(self) -> Iterator[tuple[int, list[str] | BadRow]]:
+        csv.field_size_limit(2**31 - 1)  # `_next_line` limits the size of a record
+        width = 0
+        while True:
+            self.taken, self.size = [], 0
+            try:
+                for values in csv.reader(iter(self._next_line, None), delimiter=self.delimiter, strict=True):
+                    bad = self._damage()
+                    width = width or (0 if bad else len(values))
+                    yield self.taken[0].number, bad or values
+                    self.taken, self.size = [], 0
+                return
+            except csv.Error as error:
+                for row in self._broken(str(error), width):
+                    yield row.line, row
+
+    def _next_line(self) -> str | None:
+        if self.size > LOOKAHEAD * self.max_bytes:
+            raise csv.Error(f"the quoted field has no end in the next {self.size} characters")
+        line = self.again.popleft() if self.again else next(self.lines, None)
+        if line is None:
+            return None
+        self.taken.append(line)
+        self.size += len(line.text) + 1
+        return line.text + "\n"
+
+    def _damage(self) -> BadRow | None:
+        """Return the damaged row in place of a record with a damaged line, or with too many characters."""
+        first, last = self.taken[0].number, self.taken[-1].number
+        bad = next((line.bad for line in self.taken if line.bad is not None), None)
+        if bad is not None:
+            return bad._replace(detail=f"{bad.detail}; the record has the lines {first} to {last}")
+        if self.size > self.max_bytes:
+            detail = f"{self.size} characters in the lines {first} to {last}, at most {self.max_bytes} are read"
+            return BadRow(self.file, first, "oversized", detail, excerpt(self.taken[0].text))
+        return None
+
+    def _broken(self, reason: str, width: int) -> list[BadRow]:
+        """Return the damaged rows of a record that cannot be parsed, and give back the lines that are records."""
+        quotes = sum(line.text.count('"') for line in self.taken)
+        while quotes % 2 and self.size <= LOOKAHEAD * self.max_bytes and self._next_line() is not None:
+            quotes += self.taken[-1].text.count('"')
+        first, rest = self.taken[0], self.taken[1:]
+        fitting = sum(self._num_fields(line.text) == width for line in rest)
+        if width > 1 and 10 * fitting >= 9 * len(rest):
+            self.again.extendleft(reversed(rest))
+            rest = []
+        lost = f"; the lines up to {rest[-1].number} may belong to its text" if rest else ""
+        begins = f"belongs to the record of line {first.number}, whose quotation marks do not match"
+        details = [f"{reason}{lost}", *[begins] * len(rest)]
+        return [
+            line.bad or BadRow(self.file, line.number, "broken_csv", detail, excerpt(line.text))
+            for line, detail in zip([first, *rest], details, strict=True)
+        ]
+
+    def _num_fields(self, text: str) -> int:
+        try:
+            return len(next(csv.reader([text], delimiter=self.delimiter, strict=True), ()))
+        except csv.Error:
+            return 0
