@@ -9,6 +9,7 @@ dimensions of which parameters are indexed by tokens is measured: they are those
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def refuse_missing_origin(training: TrainingConfig, *, runs: Path) -> None:
         if named in ("auto", "never", None):
             continue
         path = runs / named
-        if not path.is_dir():
+        if not os.path.isdir(path):  # `Path.is_dir` raises for a name that is too long
             near = nearest(path.name, sorted(entry.name for entry in path.parent.glob("*")))
             raise ConfigurationError(
                 f"parameter 'training.{key}': expected the folder of a run or a checkpoint, found none at "

@@ -64,7 +64,7 @@ def check_language(text: str, dotted: str) -> None:
     try:
         kept = keep(text)
     except (Exception, SystemExit) as error:  # code of the user; many detectors raise for texts without letters
-        raise Unusable("filter_error", f"{dotted} raised {reason_of(error)}", text) from None
+        raise Unusable("filter_error", f"{LANGUAGE_FILTER} {dotted} raised {reason_of(error)}", text) from None
     if type(kept).__name__ not in ("bool", "bool_"):  # that of Python, or of numpy
         raise ConfigurationError(
             f"{LANGUAGE_FILTER}: expected true or false from {dotted}, found {show(kept, 100)} "
