@@ -1,7 +1,6 @@
 """Extraction: row i is the vector of record i, and no byte depends on who computed it, when, or after which kill."""
 
 import contextlib
-import json
 import os
 import pickle
 import shutil
@@ -19,8 +18,7 @@ from hypothesis import strategies as st
 from tests.data.latents.toy import DIM, TEXTS, ToyEncoderConfig, content, digest_vector, embedded, records
 from tests.kills import kills
 
-from mm_ldlm.core import ConfigurationError, EncoderError, FingerprintError, StoreError, WorkerFailed, config, parse
-from mm_ldlm.data.corpus.record import DECODED
+from mm_ldlm.core import ConfigurationError, EncoderError, FingerprintError, WorkerFailed, config, parse
 from mm_ldlm.data.engines import LocalEngine
 from mm_ldlm.data.latents import extract as module
 from mm_ldlm.data.latents.config import ExtractConfig
@@ -187,12 +185,6 @@ def test_an_encoder_that_changes_writes_no_further_shard(stored: ShardStore, tmp
     with pytest.raises(EncoderError, match="Restore it"):
         embedded(stored, tmp_path / "after", encoder)
     assert not list((tmp_path / "after").glob("*.arrow"))
-
-
-def test_texts_that_were_decoded_from_tokens_are_not_embedded(tmp_path: Path, refuses: Any) -> None:
-    stored = records(tmp_path / "records", TEXTS[:4], [json.dumps({DECODED: True}), None, None, json.dumps({})])
-    with refuses(StoreError, "1 of 4"):
-        embedded(stored, tmp_path / "latents")
 
 
 @given(st.integers(0, 10**8))

@@ -31,7 +31,7 @@ def layout(path: Path, **keys: Any) -> dict[str, Any]:
 
 
 def opened(path: Path, **keys: Any) -> list[Row | BadRow]:
-    return read(layout(path, **keys), tokenizer=TOKENIZER)
+    return read(layout(path, **keys))
 
 
 def folder_of(root: Path, files: dict[str, Any], *, packed: bool = False) -> Path:
@@ -53,10 +53,6 @@ def bytes_of(save: Callable[..., Any], **arrays: Any) -> bytes:
     sink = io.BytesIO()
     save(sink, **arrays)
     return sink.getvalue()
-
-
-def npz(ids: list[int]) -> bytes:
-    return bytes_of(np.savez, input_ids=np.array(ids, np.int32))
 
 
 # -- written and read --------------------------------------------------------------------------------------------------
@@ -94,7 +90,7 @@ def test_a_layout_that_was_written_is_read_back(
     back = ingested(tmp_path, layout(tmp_path / name), splits={"validation": 0.0, "test": 0.0})
     order = [row for split in ("test", "validation", "train") for row in made.rows if row["split"] == split]
     assert [{**row, "source": ""} for row in back.rows] == [{**row, "source": ""} for row in order]
-    found = opened(tmp_path / name, tokens=True, latents=True)
+    found = opened(tmp_path / name, latents=True)
     vectors = dict(zip([row["text"] for row in made.rows], latents.fixed("latent").take(slice(None)), strict=True))
     for row in found:
         assert isinstance(row, Row)
@@ -152,7 +148,7 @@ def test_lists_of_any_values_lose_no_item(
     tmp_path_factory: pytest.TempPathFactory, items: list[dict[str, Any]], parts: bool
 ) -> None:
     path = folder_of(tmp_path_factory.mktemp("case"), {"train_data.json": items, "texts/.keep/a": ""})
-    rows = opened(path, tokens=parts, latents=parts)
+    rows = opened(path, latents=parts)
     assert len(rows) == len(items) + 1
     assert reasons(rows)[-1] == "unlisted_file"
 
@@ -217,38 +213,6 @@ def test_pitfall_29_names_of_a_list_stay_in_the_folder(tmp_path: Path, packed: b
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def test_pitfall_25_stored_tokens_must_be_those_of_the_tokenizer_for_the_text(tmp_path: Path) -> None:
-    """Exchanged rows, another tokenizer, and a truncation; special tokens at the ends are not compared."""
-    (own,) = TOKENIZER.encode(["a cat sat"])
-    stored = {
-        "same": own,
-        "framed": [101, *own, 102, 0, 0],
-        "cut": own[:2],
-        "other": [own[0], 999],
-        "empty": [],
-        "long": [*own, 5],
-    }
-    files: dict[str, Any] = {f"tokens/train/{name}.npz": npz(ids) for name, ids in stored.items()}
-    files |= {f"texts/train/{name}.txt": "A  cat sat" for name in stored}
-    found = opened(folder_of(tmp_path, files), tokens=True)
-    by_name = {Path(row.file).stem: row for row in found}
-    assert {name for name, row in by_name.items() if isinstance(row, Row)} == {"same", "framed", "cut"}
-    assert set(reasons(found)) == {"other_tokens"}
-    with pytest.raises(ConfigurationError, match="tokens"):
-        read(layout(tmp_path / "layout", tokens=True))
-
-
-def test_a_missing_text_is_decoded_from_its_tokens_and_marked(tmp_path: Path) -> None:
-    (own,) = TOKENIZER.encode(["a cat sat."])
-    stored = {"a": own, "b": [100, 5000], "c": [10**6]}  # [UNK] cannot be decoded to a text with the same tokens
-    rows = opened(
-        folder_of(tmp_path, {f"tokens/train/{name}.npz": npz(ids) for name, ids in stored.items()}), tokens=True
-    )
-    assert texts(rows) == ["a cat sat."]
-    assert rows[0].meta == {"decoded_from_tokens": True}  # type: ignore[union-attr]
-    assert reasons(rows) == ["other_tokens"] * 2
-
-
 def test_damaged_parts_are_bad_rows_with_their_reasons(tmp_path: Path) -> None:
     vectors = {"good": np.ones(3), "row": np.ones((1, 3)), "matrix": np.ones((2, 3)), "text": np.array(["a"])}
     files: dict[str, Any] = {f"latents/train/{name}.npy": bytes_of(np.save, arr=each) for name, each in vectors.items()}
@@ -266,10 +230,6 @@ def test_damaged_parts_are_bad_rows_with_their_reasons(tmp_path: Path) -> None:
         "matrix": "wrong_type", "text": "wrong_type", "broken": "unreadable_file", "pickle": "unreadable_file",
         "missing": "missing_file",
     }  # fmt: skip
-    for raw in (b"not a zip", bytes_of(np.savez, other=np.ones(2)), bytes_of(np.savez, input_ids=np.ones(2))):
-        (path / "tokens/train").mkdir(parents=True, exist_ok=True)
-        (path / "tokens/train/good.npz").write_bytes(raw)
-        assert reasons(opened(path, tokens=True)).count("unreadable_file") == 1
 
 
 def test_ids_of_other_programs_and_splits_are_kept(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ def ingest(
         WorkerFailed: the engine lost a task too often; what was written is kept, and the next run continues.
     """
     started = time.monotonic()
-    opening = Opening(seed, config.max_row_bytes, config.normalise, tokenizer)
-    made_by = _fingerprints(config, opening, tokens)
+    opening = Opening(seed, config.max_row_bytes, config.normalise)
+    made_by = _fingerprints(config, opening, tokenizer, tokens)
     folders = {"records": workspace, "quarantine": quarantine}
     if side is not None:
         made_by["side"] = side.fingerprint
@@ -251,7 +251,9 @@ def _refuse_other_sources(config: IngestionConfig, workspace: Path) -> None:
         )
 
 
-def _fingerprints(config: IngestionConfig, opening: Opening, tokens: TokenizerConfig | None) -> dict[str, str]:
+def _fingerprints(
+    config: IngestionConfig, opening: Opening, tokenizer: TextTokenizer | None, tokens: TokenizerConfig | None
+) -> dict[str, str]:
     parameters = {**to_dict(config), "format": FORMAT_VERSION}
     for name in ("path", "text_column", "group_column", "progress", "max_bad_fraction", "replace", "engine"):
         parameters.pop(name)
@@ -264,8 +266,8 @@ def _fingerprints(config: IngestionConfig, opening: Opening, tokens: TokenizerCo
         load_function(config.language_filter, at=LANGUAGE_FILTER)
         parameters["language_filter"] = describe_function(config.language_filter)
     limits = None
-    if opening.tokenizer is not None and tokens is not None:
-        limits = [opening.tokenizer.base_fingerprint, tokens.max_length, tokens.min_length, tokens.too_long]
+    if tokenizer is not None and tokens is not None:
+        limits = [tokenizer.base_fingerprint, tokens.max_length, tokens.min_length, tokens.too_long]
     return {
         "parameters": fingerprint(parameters),
         "sources": fingerprint([source.describe(opening) for source in config.sources]),

@@ -34,8 +34,6 @@ describes, such as an image, with its `digest`."""
 PIECE_OF, GROUP = "piece_of", "split_group"
 """Keys of `meta` for the document that a record is a piece of, and for the group of rows that the source names. All
 records of one are in the same split."""
-DECODED = "decoded_from_tokens"
-"""Key of `meta` of a record whose text was decoded from stored tokens: its vector is not that of the text."""
 META_DEPTH = 64
 """Most levels of lists and mappings in `meta`: Python reads JSON by recursion, whose depth depends on the caller."""
 UnicodeForm = Literal["NFC", "NFKC", "none"]
@@ -131,11 +129,6 @@ def meta_value(meta: str | None, key: str) -> Any:
 def group_of(meta: str | None) -> str | None:
     """Return the group of a record, or the document that it is a piece of, by its `meta`; None if it stands alone."""
     return meta_value(meta, GROUP) or meta_value(meta, PIECE_OF)
-
-
-def is_decoded(meta: str | None) -> bool:
-    """Return whether the text of a record was decoded from stored tokens, by its `meta`."""
-    return meta_value(meta, DECODED) is True
 
 
 def reference_of(meta: str | None) -> dict[str, Any] | None:

@@ -29,10 +29,9 @@ import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
-from mm_ldlm.core import ConfigurationError, EncoderError, StoreError, parse, to_dict
+from mm_ldlm.core import ConfigurationError, EncoderError, parse, to_dict
 from mm_ldlm.core.files import InputFile, write_json
 from mm_ldlm.data.batching import lanes_of
-from mm_ldlm.data.corpus.record import is_decoded
 from mm_ldlm.data.encoders import Encoder, EncoderConfig, LocatedEncoder, load_encoder, parse_encoder
 from mm_ldlm.data.engines import Engine
 from mm_ldlm.data.latents import store as latent_store
@@ -116,13 +115,11 @@ def extract(records: ShardStore, *, encoder: EncoderConfig, config: ExtractConfi
     """Fill `workspace` with the latents of `records` and commit it, keeping finished shards of the same inputs.
 
     Raises:
-        StoreError: Texts were decoded from stored tokens, so that their embeddings would be those of other texts.
         FingerprintError: The workspace contains latents of other records, another encoder or other parameters.
         EncoderError: The encoder cannot be loaded, or returned numbers that are not finite.
         ConfigurationError: The engine cannot be started, or cannot run this encoder.
         WorkerFailed: A process failed; all finished shards are kept.
     """
-    _refuse_decoded(records)
     workspace = workspace.resolve()
     ranks = ranks_of_hosts(config, encoder.device, workspace=workspace)
     located = encoder.locate(expected=Parts(workspace, {}).earlier.get("encoder"))
@@ -216,18 +213,6 @@ def ranks_of_hosts(config: ExtractConfig, device: str | None, *, workspace: Path
     # The hosts of one store use one name, whatever path they see it under.
     name = config.launch.job or f"embedding-{fingerprint([workspace.name, found.rendezvous])[:12]}"
     return dataclasses.replace(found, job=name)
-
-
-def _refuse_decoded(records: ShardStore) -> None:
-    count = sum(
-        is_decoded(meta) for table in records.iter_tables(columns=["meta"]) for meta in table["meta"].to_pylist()
-    )
-    if count:
-        raise StoreError(
-            f"expected texts to embed, found {count} of {len(records)} that were decoded from stored tokens: spaces "
-            "and capitals of the original texts are unknown, and so are their embeddings. Use the stored latents (the "
-            "source's 'latents', and encoder.kind: precomputed), or an objective without latents."
-        )
 
 
 def _run(job: Job, missing: list[int], *, located: LocatedEncoder, ranks: LaunchConfig | None) -> None:

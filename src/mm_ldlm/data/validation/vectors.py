@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.data.corpus.record import is_decoded
 from mm_ldlm.data.encoders import no_encoder
 from mm_ldlm.data.store import ShardStore
 from mm_ldlm.data.validation.findings import MAX_EXAMPLES, NO_ROWS, Finding
@@ -251,11 +250,6 @@ def check_spots(subject: Subject, latents: ShardStore) -> Iterator[Finding]:
         yield Finding("info", "spot re-encoding", f"No row was encoded again: {reason}")
         return
     rows = spread(len(latents), config.spot_rows, seed=subject.seed)
-    decoded = np.array([is_decoded(meta) for meta in records.take(rows)["meta"].to_pylist()], bool)
-    if decoded.any():
-        words = f"{decoded.sum()} of {len(rows)} rows were not encoded again: their texts were decoded from tokens."
-        yield Finding("info", "spot re-encoding", words, count=int(decoded.sum()))
-    rows = rows[~decoded]
     stored = latents.fixed("latent").take(rows).astype(np.float64)
     usable = np.isfinite(stored).all(1)
     rows, stored = rows[usable], stored[usable]

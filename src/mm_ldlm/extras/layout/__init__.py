@@ -7,8 +7,8 @@
     validation_data.json           the same for texts/validation/…; test_data.json for texts/test/…
 
 Rows are numbered from 0 within their split, in the order of the records. Paths in the lists are relative to the folder.
-Without the lists, texts/<split>/*.txt are read in the order of their names, or tokens/<split>/*.npz without texts.
-Parts that a list does not name have the name of the row's other files. The folder may also be a .zip file.
+Without the lists, texts/<split>/*.txt are read in the order of their names. A latent that a list does not name has the
+name of the text. Tokens are written and not read. The folder may also be a .zip file.
 """
 
 COMPONENTS: dict[str, dict[str, str]] = {

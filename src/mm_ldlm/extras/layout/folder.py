@@ -14,10 +14,9 @@ from mm_ldlm.data.corpus.sources.base import SPLIT_WORDS
 from mm_ldlm.data.corpus.sources.delimited import parse_json
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
-SUFFIXES = {"texts": ".txt", "tokens": ".npz", "latents": ".npy"}
 LISTS: dict[str, str] = {split: f"{split}_data.json" for split in SPLITS}
 Item = dict[str, Any]
-"""One row, as in a list: `id`, `text` or `text_path`, `token_path`, `latent_path`, `meta`; each may be missing"""
+"""One row, as in a list: `id`, `text` or `text_path`, `latent_path`, `meta`; each may be missing"""
 
 
 class Folder:
@@ -99,21 +98,20 @@ class Folder:
         """List (split, row) in order, held-out splits first.
 
         Raises:
-            SourceError: a list is not a JSON list of objects, or there is neither a list nor a text nor a token file.
+            SourceError: a list is not a JSON list of objects, or there is neither a list nor a text.
         """
         named = [(split, LISTS[split]) for split in reversed(SPLITS)]
         lists = [(split, self._list(name)) for split, name in named if self._exists(name)]
         if lists:
             return [(split, item) for split, items in lists for item in items]
-        part, key = ("texts", "text_path") if self.names("texts") else ("tokens", "token_path")
         found = [
-            (SPLIT_WORDS[folder], {key: name})
-            for name in self.names(part)
-            if (folder := name.split("/")[1]) in SPLIT_WORDS and name.endswith(SUFFIXES[part])
+            (SPLIT_WORDS[folder], {"text_path": name})
+            for name in self.names("texts")
+            if (folder := name.split("/")[1]) in SPLIT_WORDS and name.endswith(".txt")
         ]
         if not found:
             raise SourceError(
-                f"{self.path}: expected {', '.join(LISTS.values())}, texts/<split>/*.txt or tokens/<split>/*.npz, "
+                f"{self.path}: expected {', '.join(LISTS.values())}, texts/<split>/*.txt, "
                 "found none of them. Check that the path points to a folder layout."
             )
         return found
@@ -136,8 +134,8 @@ class Folder:
     def describe(self, parts: list[str]) -> str:
         """Return a digest of the archive, or of the lists and the sizes of all texts.
 
-        Files of `parts` ("tokens", "latents") are described by size and time of modification, because they are small
-        and many, and other numbers have the same size.
+        Files of `parts` ("latents") are described by size and time of modification, because they are small and many,
+        and other numbers have the same size.
         """
         if self._zip is not None:
             return file_sha256(self.path)
@@ -154,13 +152,9 @@ def paths_of(split: str, number: int) -> dict[str, str]:
     return {"text_path": f"texts/{stem}.txt", "token_path": f"tokens/{stem}.npz", "latent_path": f"latents/{stem}.npy"}
 
 
-def path_of(item: Item, part: Literal["tokens", "latents"]) -> str | None:
-    """Return the path of a part of a row: that of the list, or else that with the name of the row's other files."""
-    key = {"tokens": "token_path", "latents": "latent_path"}[part]
-    if item.get(key) is not None:
-        return str(item[key])
-    for other in ("text_path", "token_path", "latent_path"):
-        folder, _, name = (item.get(other) or "").partition("/")
-        if folder in SUFFIXES and name:
-            return f"{part}/{PurePosixPath(name).with_suffix(SUFFIXES[part])}"
-    return None
+def latents_of(item: Item) -> str | None:
+    """Return the path of the latent of a row: that of the list, or else that with the name of the row's text."""
+    if item.get("latent_path") is not None:
+        return str(item["latent_path"])
+    folder, _, name = (item.get("text_path") or "").partition("/")
+    return f"latents/{PurePosixPath(name).with_suffix('.npy')}" if folder == "texts" and name else None

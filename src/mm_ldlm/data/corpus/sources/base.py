@@ -26,7 +26,6 @@ EXCERPT_CHARACTERS = 160
 DAMAGE = (
     "encoding", "nul", "oversized", "broken_json", "broken_csv", "missing_column", "wrong_type", "missing_file",
     "broken_file", "unsafe_path", "unreadable_file", "filter_error", "no_vector", "wrong_dimension", "not_finite",
-    "other_tokens",
 )  # fmt: skip
 """Reasons that indicate a damaged or misread source; they count against `max_bad_fraction`."""
 SPLIT_WORDS: dict[str, str] = {
@@ -114,13 +113,11 @@ class Opening:
         seed: seed of the run, for sources that generate their texts.
         max_row_bytes: bound on a line, a document and a cell.
         normalise: maps a text to the form in which it is stored.
-        tokenizer: tokenizer of the records (`TextTokenizer`), for sources that contain tokens.
     """
 
     seed: int
     max_row_bytes: int
     normalise: Callable[[str], str] = str
-    tokenizer: Any = None
 
 
 @config
