@@ -108,21 +108,6 @@ def test_locks_end_with_a_run_however_it_ends(tmp_path: Path) -> None:
     assert again is not None
 
 
-def test_a_part_is_shared_once_everything_in_it_is_saved(tmp_path: Path) -> None:
-    def ask(_: Any) -> dict[str, Any]:
-        held = {part: take(tmp_path / f".{part}.lock", use) for part, use in (("data", "read"), ("results", "read"))}
-        return {part: lock is not None and (lock.release() or True) for part, lock in held.items()}
-
-    pipeline = Pipeline(
-        [
-            node(remember, "params:seed", "preparation_report", name="ingestion.one", tags="ingestion"),
-            node(ask, "preparation_report", "validation_report", name="validation.one", tags="validation"),
-        ]
-    )
-    found = Session(tmp_path).run(pipeline).load("validation_report")
-    assert found == {"data": True, "results": False}
-
-
 def test_another_host_runs_only_what_hosts_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NNODES", "2")
     monkeypatch.setenv("NODE_RANK", "1")

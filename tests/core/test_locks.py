@@ -54,18 +54,6 @@ def test_a_writer_excludes_everyone_and_readers_only_writers(first: lock.Use, se
     assert lock.take(path, second) is not None
 
 
-def test_a_writer_that_finished_its_part_lets_others_read(tmp_path: Path) -> None:
-    path = tmp_path / ".data.lock"
-    writer = lock.take(path, "write")
-    assert writer is not None
-    assert writer.share()
-    assert writer.use == "read"
-    reader = lock.take(path, "read")
-    assert reader is not None
-    assert lock.take(path, "write") is None
-    assert reader.share()
-
-
 def test_the_holder_is_named_without_its_passwords_and_a_killed_one_holds_nothing(tmp_path: Path, other) -> None:
     path = tmp_path / ".data.lock"
     process = other("write")

@@ -14,21 +14,14 @@ from mm_ldlm.training.precision import multiplies_bf16, resolve
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(("able", "gain", "expected"), [(True, 2.0, "bf16"), (True, 1.1, "fp32"), (False, 2.0, "fp32")])
-def test_auto_is_bf16_where_the_device_gains_by_it(
-    able: bool, gain: float, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": able}, raising=False)
-    monkeypatch.setattr(precision, "bf16_gain", lambda: gain)
+@pytest.mark.parametrize(("able", "expected"), [("amx_bf16", "bf16"), ("avx512_bf16", "fp32")])
+def test_auto_is_bf16_where_the_device_gains_by_it(able: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {able: True}, raising=False)
     assert multiplies_bf16(CPU) is (expected == "bf16")
     assert resolve(PrecisionConfig(autocast="auto"), task.ALONE).autocast == expected
     assert resolve(PrecisionConfig(autocast="bf16"), task.ALONE).autocast == "bf16"
     monkeypatch.setattr(precision.collectives, "max_", lambda value: torch.tensor(1.0))  # another rank lacks it
     assert resolve(PrecisionConfig(autocast="auto"), task.ALONE).autocast == "fp32"
-
-
-def test_the_gain_of_this_cpu_is_a_positive_number() -> None:
-    assert precision.bf16_gain(tries=1) > 0
 
 
 def test_a_run_keeps_the_folder_of_its_plan_whatever_type_its_device_gets(tmp_path: Path) -> None:

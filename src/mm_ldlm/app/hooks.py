@@ -183,9 +183,8 @@ class ProjectHooks:
         self._refuse_other(dataset_name)
 
     @hook_impl
-    def after_dataset_saved(self, dataset_name: str, node: Node) -> None:
+    def after_dataset_saved(self, node: Node) -> None:
         self._count(node)
-        self._locks.saved(dataset_name)
 
     def _refuse_other(self, dataset_name: str) -> None:
         """Refuse a pipe, a device or a folder in the place of a file, which a run would wait for."""

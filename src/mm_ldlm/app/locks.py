@@ -29,7 +29,6 @@ class FolderLocks:
 
     def __init__(self) -> None:
         self._held: dict[str, locks.Lock] = {}
-        self._unsaved: dict[str, set[str]] = {}  # part below the results → outputs that are still to be saved
 
     def take(self, pipeline: Pipeline, folders: Mapping[str, Path]) -> None:
         """Lock the parts that the nodes of a run write to or may read, in these folders.
@@ -40,30 +39,18 @@ class FolderLocks:
         writes = [part for part in FOLDERS if any(_part(node) == part for node in pipeline.nodes)]
         reads = pipeline.datasets().intersection(FOLDERS.values())  # none by a comparison, of which the sessions read
         used = list(FOLDERS)[: list(FOLDERS).index(writes[-1]) + 1] if writes and reads else writes
-        self._unsaved = {
-            part: {name for node in pipeline.nodes if _part(node) == part for name in node.outputs}
-            for part in writes
-            if part != "results"
-        }
         for part in used:
-            path, use = folders[part] / f".{part}.lock", "write" if part in writes else "read"
-            if (held := locks.take(path, "write" if part in writes else "read")) is None:
+            path = folders[part] / f".{part}.lock"
+            use: locks.Use = "write" if part in writes else "read"
+            if (held := locks.take(path, use)) is None:
                 raise ConfigurationError(_taken(part, path, use))
             self._held[part] = held
-
-    def saved(self, dataset_name: str) -> None:
-        """Share a part with other readers once this run has saved all that it writes there."""
-        for part, unsaved in self._unsaved.items():
-            if dataset_name in unsaved:
-                unsaved.remove(dataset_name)
-                if not unsaved and not self._held[part].share():
-                    raise ConfigurationError(_taken(part, self._held[part].path, "read"))
 
     def release(self) -> None:
         """Release all locks."""
         for held in self._held.values():
             held.release()
-        self._held, self._unsaved = {}, {}
+        self._held = {}
 
 
 def _part(node: Node) -> str:

@@ -28,15 +28,6 @@ class Lock:
     def __init__(self, path: Path, use: Use, file: IO[str] | None) -> None:
         self.path, self.use, self._file = path, use, file
 
-    def share(self) -> bool:
-        """Let others read from now on, if the lock is that of a writer; False if a writer took it at that moment."""
-        if self.use == "write" and self._file is not None:
-            self.use = "read"
-            if not try_lock(self._file, "read"):
-                self.release()
-                return False
-        return True
-
     def release(self) -> None:
         if self._file is not None:
             self._file.close()

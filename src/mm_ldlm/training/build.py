@@ -4,15 +4,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from mm_ldlm.core import ConfigurationError
 from mm_ldlm.distributed.parallel import Parallel, shard
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.parts import freeze
 from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.training.batches import BatchPlan, Loader
@@ -84,29 +80,24 @@ def build(spec: TrainingSpec, *, root: Path, data: Data, process: Process, track
 
 def trainable_root(spec: TrainingSpec, data: Data, *, root: Path, tracker: Tracker) -> TrainableRoot:
     """Build model and objective with their initial values or those of `init_from`, and freeze the frozen parts."""
-    trainable = _initial_root(spec, data, data.shape)
+    trainable = _initial_root(spec, data)
     if spec.training.init_from is not None:
         initialise(
             trainable, root / spec.training.init_from, spec=spec, tokenizer=data.folders.get("tokenizer"),
-            build=lambda shape: _initial_root(spec, data, shape), tracker=tracker,
+            tracker=tracker,
         )  # fmt: skip
     trained = spec.training.init_from is not None
     freeze(trainable, trainable.objective.frozen_parts(trained=trained), trained=trained)
     return trainable
 
 
-def _initial_root(spec: TrainingSpec, data: Data, shape: DataShape) -> TrainableRoot:
-    """Build model and objective with their initial values, for the data or for a larger vocabulary."""
-
-    def tensor(values: npt.NDArray[Any]) -> Tensor:
-        more = shape.vocab_size - data.shape.vocab_size if len(values) == data.shape.vocab_size else 0
-        return torch.from_numpy(np.concatenate([values, *[values[-1:]] * more]))
-
-    vectors = None if data.token_vectors is None else tensor(data.token_vectors)
+def _initial_root(spec: TrainingSpec, data: Data) -> TrainableRoot:
+    """Build model and objective with their initial values."""
+    vectors = None if data.token_vectors is None else torch.from_numpy(data.token_vectors)
     generator = torch.Generator().manual_seed(step_seed(spec.seed, 0, "model"))
-    stores = {name: tensor(value) for name, value in data.stores.items()}
+    stores = {name: torch.from_numpy(value) for name, value in data.stores.items()}
     root = build_root(
-        spec.model, spec.objective, shape, generator=generator, token_vectors=vectors, stores=stores,
+        spec.model, spec.objective, data.shape, generator=generator, token_vectors=vectors, stores=stores,
         fixed_shapes=spec.training.precision.compile,
     )  # fmt: skip
     root.objective.set_token_counts(lambda: token_counts(data.train, data.shape))

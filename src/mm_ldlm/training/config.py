@@ -213,8 +213,6 @@ class TrainingConfig:
         seed: seed of initial values, batches and noise; null: the project's seed, which data, sampling and evaluation
             keep.
         init_from: folder of a run or a checkpoint whose weights to start from (at step 0, with a new optimizer).
-        init_vocabulary: same refuses a checkpoint of `init_from` whose tokens have other ids; by_token takes the rows
-            of embeddings and output by token, and those of new tokens keep their initial values.
         run_name: name of the run folder; null derives it from the fingerprint of the run.
         preflight: check the machine before the first step.
     """
@@ -243,7 +241,6 @@ class TrainingConfig:
     resume: str = "auto"
     seed: Seed | None = None
     init_from: Annotated[str, bounded(min_length=1)] | None = None
-    init_vocabulary: Literal["same", "by_token"] = "same"
     run_name: str | None = None
     preflight: bool = True
 
@@ -273,10 +270,6 @@ class TrainingConfig:
                     "checkpoint.best_metric",
                     "checkpoint.every_steps",
                 )
-        if self.init_vocabulary != "same" and self.init_from is None:
-            raise InvalidValue(
-                "init_vocabulary is read only with init_from: set init_from, or leave it out", "init_vocabulary"
-            )
         if self.run_name is not None and not FOLDER_NAME.fullmatch(self.run_name):
             raise InvalidValue(
                 "run_name must be the name of a folder: 1 to 60 letters, no separators, no dot in front, and none of "

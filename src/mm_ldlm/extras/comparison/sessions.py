@@ -60,6 +60,8 @@ class _Running:
     session: Session
     process: subprocess.Popen[bytes]
     started: float
+    writes: bool
+    """Whether it writes data that other sessions share"""
 
 
 def kedro_run(options: Path) -> list[str]:
@@ -93,12 +95,12 @@ def run_sessions(
         while waiting or running:
             while waiting and len(running) < jobs:
                 missing = _missing(waiting[0])
-                if running and (missing or any(_missing(each.session) for each in running)):
+                if running and (missing or any(each.writes for each in running)):
                     break  # no session reads the shared data while another writes them
                 session, pipelines = waiting.pop(0), (*missing, *PIPELINES)
                 file = _write_options(session, pipelines, parent_run=parent_run, conf_source=conf_source)
                 log.info("%s: %s; log in %s", session.label, ", ".join(pipelines), _log(session))
-                running.append(_start(session, command(file), project))
+                running.append(_start(session, command(file), project, writes=bool(missing)))
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)
                 outcomes[each.session.label] = _end(each)
@@ -144,7 +146,7 @@ def _write_options(session: Session, pipelines: Sequence[str], *, parent_run: st
     return file
 
 
-def _start(session: Session, command: Sequence[str], project: Path) -> _Running:
+def _start(session: Session, command: Sequence[str], project: Path, *, writes: bool = False) -> _Running:
     _record(session, "running")
     with open(_log(session), "wb") as output:
         # Own process group: Ctrl-C reaches this process, which then asks the sessions to end, once.
@@ -152,7 +154,7 @@ def _start(session: Session, command: Sequence[str], project: Path) -> _Running:
             list(command), cwd=project, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             start_new_session=True, preexec_fn=die_with_parent,
         )  # fmt: skip
-    return _Running(session, process, time.monotonic())
+    return _Running(session, process, time.monotonic(), writes)
 
 
 def _end(running: _Running) -> Outcome:
