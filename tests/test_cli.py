@@ -157,6 +157,7 @@ def test_a_run_that_is_ended_says_what_continues_it(
     assert failing(monkeypatch, KeyboardInterrupt()).exit_code == cli.INTERRUPTED
     assert failing(monkeypatch, SystemExit(cli.TERMINATED)).exit_code == cli.TERMINATED
     assert failing(monkeypatch, SystemExit(5)).exit_code == 5
+    assert failing(monkeypatch, SystemExit(0)).exit_code == 1  # a component that leaves is no success
     assert [cli.CONTINUES in record.message for record in caplog.records] == [True, True]
 
 

@@ -29,6 +29,7 @@ RUNNER = "SequentialRunner"
 TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 """Exit codes of a run that SIGTERM or Ctrl-C ended."""
 CONTINUES = "finished stores and checkpoints are kept, and the same command continues"
+ENDED = "expected the run to reach its end, found that a component called sys.exit before. Let it raise an error."
 HELP = {
     "env": "Environment: a folder of conf/, or several joined by +, each of which overrides those before it. "
     "Defaults to local. Example: --env=tatoeba+mdlm",
@@ -61,6 +62,8 @@ def run(**options: Any) -> Any:
     except SystemExit as ended:
         if ended.code == TERMINATED:
             log.warning("ended by SIGTERM; %s", CONTINUES)
+        if not ended.code:
+            raise click.ClickException(ENDED) from None
         raise
     except KeyboardInterrupt:
         log.warning("interrupted; %s", CONTINUES)

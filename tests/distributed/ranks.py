@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def is_killed(folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def exits_beside_a_collective(folder: Path, code: int = 7) -> None:
+def exits_beside_a_collective(folder: Path, end: Callable[[], None] = lambda: os._exit(7)) -> None:
     """Rank 1 ends without an error; the others lose their connection in the middle of an all-reduce."""
     import torch
 
@@ -93,12 +94,20 @@ def exits_beside_a_collective(folder: Path, code: int = 7) -> None:
     with joined(device="cpu", timeout_minutes=1, threads=1):
         collectives.barrier()
         if RANK == 1:
-            os._exit(code)
+            end()
         collectives.sum_(torch.zeros(10))
 
 
 def leaves_beside_a_collective(folder: Path) -> None:
-    exits_beside_a_collective(folder, code=0)
+    exits_beside_a_collective(folder, end=lambda: os._exit(0))
+
+
+def is_terminated_beside_a_collective(folder: Path) -> None:
+    exits_beside_a_collective(folder, end=lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def aborts_beside_a_collective(folder: Path) -> None:
+    exits_beside_a_collective(folder, end=os.abort)
 
 
 def hangs_beside_a_collective(folder: Path) -> None:

@@ -34,6 +34,8 @@ from mm_ldlm.distributed.launch import LaunchConfig, RanksConfig, check_hosts, l
         ("is_killed", r"rank 1 was ended by SIGKILL from outside", ""),
         ("exits_beside_a_collective", r"rank 1 ended with exit code 7", ""),
         ("leaves_beside_a_collective", r"rank 1 ended with exit code 0", ""),
+        ("is_terminated_beside_a_collective", r"rank 1 was ended by SIGTERM", ""),
+        ("aborts_beside_a_collective", r"rank 1 was ended by SIGABRT", ""),
     ],
 )  # fmt: skip
 def test_a_failing_rank_ends_all_with_one_error_that_names_it(

@@ -16,7 +16,7 @@ from mm_ldlm.app.datasets import WorkspaceDataset
 from mm_ldlm.app.locks import FOLDERS, FolderLocks
 from mm_ldlm.app.parameters import SECTIONS, check_machine, check_parameters
 from mm_ldlm.core import ConfigurationError, duration
-from mm_ldlm.core.files import refuse_other
+from mm_ldlm.core.files import refuse_other, remove_temporaries
 from mm_ldlm.distributed.environment import hosts
 from mm_ldlm.pipelines import PIPELINES, executed_by
 
@@ -97,6 +97,10 @@ class ProjectHooks:
         if self._first:
             folders = {part: Path(self._entries[entry]["filepath"]).parents[1] for part, entry in FOLDERS.items()}
             self._locks.take(pipeline, folders)
+            for entry in map(catalog.get, (*pipeline.all_outputs(), TIMINGS)):
+                if path := getattr(entry, "_filepath", None) or getattr(entry, "_path", None):  # of a killed run
+                    remove_temporaries(path)
+                    remove_temporaries(Path(path).parent)
             self._announce(executed)
         self._last = None
 

@@ -23,7 +23,7 @@ from mm_ldlm.core.errors import (
     WorkerFailed,
     purposeful,
 )
-from mm_ldlm.core.kinds import CONTRIBUTORS, Kinds, Registry, contributed, import_object, registered
+from mm_ldlm.core.kinds import CONTRIBUTORS, Kinds, Registry, contributed, foreign_code, import_object, registered
 from mm_ldlm.core.messages import duration, escape, nearest, reason_of, shorten, show, summarise
 from mm_ldlm.core.typed import (
     AutoDevice,
@@ -106,6 +106,7 @@ __all__ = [
     "contributed",
     "duration",
     "escape",
+    "foreign_code",
     "holds_credentials",
     "import_object",
     "mask",

@@ -3,16 +3,18 @@
 `mm_ldlm.core.typed` turns mappings into configurations; here the component of a name is found, imported and checked.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import distributions
 from typing import Any, Protocol
 
-from mm_ldlm.core.errors import ConfigurationError
+from mm_ldlm.core.errors import ConfigurationError, MMLDLMError
 from mm_ldlm.core.messages import nearest, reason_of, show
 
 MARK = "_made_by_mm_ldlm_config"
@@ -155,18 +157,26 @@ def _is_import_path(kind: str) -> bool:
 
 
 def import_object(path: str, what: str) -> Any:
-    """Import `module:name`; ConfigurationError for everything that the import of another package can raise.
-
-    A module that ends the process (SystemExit) is refused like the others; Ctrl-C still ends it.
-    """
+    """Import `module:name`; ConfigurationError for everything that the import of another package can raise."""
     module, _, name = path.partition(":")
-    try:
+    with foreign_code(lambda reason: ConfigurationError(
+        f"{what}: {path} cannot be imported ({reason}). Correct the path, or install or correct its package."
+    )):  # fmt: skip
         return getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:
-        raise ConfigurationError(
-            f"{what}: {path} cannot be imported ({reason_of(error)}). Correct the path, or install or correct its "
-            "package."
-        ) from error
+
+
+@contextlib.contextmanager
+def foreign_code(refusal: Callable[[str], Exception]) -> Iterator[None]:
+    """Run code of another package: whatever it raises becomes `refusal(reason)`, also GeneratorExit and SystemExit.
+
+    Errors raised on purpose, Ctrl-C and the SystemExit of a SIGTERM pass.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, (MMLDLMError, KeyboardInterrupt)) or getattr(error, "code", 0) == 128 + signal.SIGTERM:
+            raise
+        raise refusal(reason_of(error)) from error
 
 
 def _members(interface: type) -> list[str]:

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from mm_ldlm.core.credentials import holds_credentials, mask
 from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, SamplingError
-from mm_ldlm.core.kinds import MARK, Kinds, with_article
+from mm_ldlm.core.kinds import MARK, Kinds, foreign_code, with_article
 from mm_ldlm.core.messages import escape, nearest, reason_of, show, summarise
 
 T = TypeVar("T")
@@ -126,8 +126,10 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
             f"parameter '{at}': expected a mapping of {cls.__name__}, found {show(value)}. Write its keys below it."
         )
     problems: dict[Any, str] = {}
-    given = {}
-    try:
+    given, made = {}, f"{cls.__module__}:{cls.__qualname__}"
+    with foreign_code(lambda reason: ConfigurationError(
+        f"parameter '{at}': {made} cannot be made ({reason}). Correct its class."
+    )):  # fmt: skip
         hints = _hints(cast(Any, cls))
         problems = _misnamed(cls, value, at=at)
         for key in [name for name in value if name in hints]:
@@ -135,14 +137,10 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
                 given[key] = _resolve(hints[key], value[key], f"{at}.{key}")
             except ConfigurationError as error:
                 problems[key] = str(error)
-        typed: T = _adapter(cast(Any, cls)).validate_python(given)
-    except ValidationError as error:
-        problems = _explain(error, given, at=at) | problems
-    except MMLDLMError:
-        raise
-    except (Exception, SystemExit) as error:
-        made = f"{cls.__module__}:{cls.__qualname__}"
-        problems[None] = f"parameter '{at}': {made} cannot be made ({reason_of(error)}). Correct its class."
+        try:
+            typed: T = _adapter(cast(Any, cls)).validate_python(given)
+        except ValidationError as error:
+            problems = _explain(error, given, at=at) | problems
     if problems:
         raise ConfigurationError(summarise([*problems.values()]))
     return typed

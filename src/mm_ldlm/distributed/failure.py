@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+import faulthandler
 import json
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,11 @@ from mm_ldlm.distributed import environment
 _NOTED = "mm_ldlm_raised"
 _DONE = "done"
 """File in the log folder of a rank that did its work; one that ends with exit code 0 before has none"""
+_ENDED = "ended"
+"""File in the log folder of a rank: where it was when a signal ended it, written at that moment"""
 _CONSEQUENCES = (-signal.SIGTERM, -signal.SIGABRT)
-"""Exit codes of ranks that the agent ended, and of those that NCCL's watchdog ended because a peer was gone"""
+"""Exit codes of ranks that the agent ended, and of those that NCCL's watchdog ended because a peer was gone. Others end
+so as well: their signal came before any rank recorded an error"""
 _AGENT_KILLS_AFTER = 30
 """Seconds between the SIGTERM and the SIGKILL with which the elastic agent ends ranks"""
 
@@ -70,7 +74,15 @@ def note(error: BaseException, *, step: int | None) -> None:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[None]:
-    """Record an error of the block for the launcher; of an error of this project only the message is printed."""
+    """Record an error of the block for the launcher; of an error of this project only the message is printed.
+
+    A signal that ends the process is recorded as well, even while it computes.
+    """
+    if (path := os.environ.get("TORCHELASTIC_ERROR_FILE")) is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        ended = open(Path(path).with_name(_ENDED), "w")  # noqa: SIM115 - the handlers write to it
+        faulthandler.enable(ended)
+        faulthandler.register(signal.SIGTERM, ended, chain=True)
     try:
         yield
     except Exception as error:
@@ -78,7 +90,7 @@ def recorded() -> Iterator[None]:
         if isinstance(error, MMLDLMError):
             sys.exit(f"{type(error).__name__}: {error}")
         raise
-    if (path := os.environ.get("TORCHELASTIC_ERROR_FILE")) is not None:
+    if path is not None:
         Path(path).with_name(_DONE).touch()
 
 
@@ -130,7 +142,7 @@ def explain(failures: Mapping[int, Any], log_directory: Path, *, since: float) -
         if rank not in known
         and item.exitcode not in _CONSEQUENCES
         and item.timestamp < begin + _AGENT_KILLS_AFTER / 2  # later the agent itself sends SIGKILL
-    ]
+    ] or _signalled(failures, log_directory, before=[Path(found.log).with_name("error.json") for found in records])
     if records and (records[0].is_ours or not silent):
         return str(records[0]), records[0].error_class
     rank = min(silent or failures)
@@ -157,12 +169,29 @@ def _left(failures: Mapping[int, Any], log_directory: Path, begin: float) -> dic
     }  # fmt: skip
 
 
+def _signalled(failures: Mapping[int, Any], log_directory: Path, *, before: Sequence[Path]) -> list[int]:
+    """Find the rank that a signal ended first, if that was before these records; later the agent sends the signals.
+
+    The times are those of files, all of one file system, because the clocks of hosts differ.
+    """
+    found = {}
+    for rank, item in failures.items():
+        path = _log(item, log_directory).with_name(_ENDED)
+        if path.is_file() and path.stat().st_size:
+            found[rank] = path.stat().st_mtime_ns
+    first = sorted(found, key=lambda rank: found[rank])[:1]
+    return [rank for rank in first if all(found[rank] < path.stat().st_mtime_ns for path in before)]
+
+
+def _log(item: Any, log_directory: Path) -> Path:
+    """Return the newest log of a rank; the folder itself if there is none."""
+    logs = log_directory.glob(f"*/attempt_*/{item.local_rank}/stderr.log")
+    return max(logs, key=lambda path: path.stat().st_mtime, default=log_directory)
+
+
 def _ended(rank: int, item: Any, log_directory: Path) -> str:
     """Describe a rank that ended without a record."""
-    logs = sorted(
-        log_directory.glob(f"*/attempt_*/{item.local_rank}/stderr.log"), key=lambda path: path.stat().st_mtime
-    )
-    log = logs[-1] if logs else log_directory
+    log = _log(item, log_directory)
     if item.exitcode < 0:
         name = signal.Signals(-item.exitcode).name
         hint = " The kernel sends SIGKILL when memory runs out: see `dmesg`." if name == "SIGKILL" else ""

@@ -21,10 +21,13 @@ async def asynchronous(text): return False
 def generator(text): yield False
 def word(text): return "no"
 def number(text): return float("nan")
+class bool_: pass
+def alike(text): return bool_()
 def nothing(text): pass
 def odd(text):
     if text == "bad": raise RuntimeError("x" * 900_000)
     if text == "out": sys.exit(3)
+    if text == "5 %": raise GeneratorExit
     return True
 constant = 5
 """
@@ -47,7 +50,7 @@ def test_a_filter_keeps_the_texts_for_which_it_is_true(keep: Callable[..., Any])
     assert out.report["damaged"] == 0
 
 
-@pytest.mark.parametrize("name", ["asynchronous", "generator", "word", "number", "nothing"])
+@pytest.mark.parametrize("name", ["asynchronous", "generator", "word", "number", "nothing", "alike"])
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 def test_pitfall_43_anything_but_a_boolean_is_refused_at_the_first_row(
     name: str, keep: Callable[..., Any], refuses: Callable[..., Any]
@@ -59,7 +62,7 @@ def test_pitfall_43_anything_but_a_boolean_is_refused_at_the_first_row(
 
 def test_a_filter_that_raises_costs_its_rows_and_stops_a_hopeless_run(keep: Callable[..., Any]) -> None:
     out = keep("filters_of_a_test:odd")
-    assert out.report["quarantined_by_reason"] == {"filter_error": 2}
+    assert out.report["quarantined_by_reason"] == {"filter_error": 3}
     assert all(len(row["detail"]) < 600 for row in out.refused)
     with pytest.raises(SourceError) as raised:
         keep("filters_of_a_test:odd", max_bad_fraction=0.1, replace=True)

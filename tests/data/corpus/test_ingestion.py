@@ -1,5 +1,6 @@
 """Ingestion: no row is lost, and the bytes depend neither on the workers nor on any interruption."""
 
+import builtins
 import concurrent.futures
 import contextlib
 import multiprocessing
@@ -18,6 +19,7 @@ from mm_ldlm.data.corpus import ingestion
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.ingestion import conservation
 from mm_ldlm.data.corpus.record import SplitConfig, comparison_form
+from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig
 
 WORDS = ("a", "b", "Red", "red", "GREEN", "green", "é", "straße", "STRASSE", "", "\0", "ﬁ")
 
@@ -292,6 +294,26 @@ def test_empty_sources_and_sources_without_a_usable_row_stop_the_run(
         ingested(tmp_path / "a", lines(tmp_path))
     with refuses(SourceError, "too_short"):
         ingested(tmp_path / "b", lines(tmp_path, "a"), length={"min_characters": 10})
+
+
+@config
+class Failing(SourceConfig):
+    kind: str = "failing"
+    raised: str
+
+    def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
+        yield Row("a text", "here", 1)
+        raise getattr(builtins, self.raised)
+
+    def describe(self, opening: Opening) -> None: ...
+
+
+@pytest.mark.parametrize("raised", ["KeyError", "GeneratorExit", "SystemExit", "StopIteration"])
+def test_a_source_of_another_package_that_fails_is_refused_by_its_name(
+    tmp_path: Path, refuses: Callable[..., Any], raised: str
+) -> None:
+    with refuses(SourceError, f"{__name__}:Failing", "Correct its class"):
+        ingested(tmp_path, {"kind": f"{__name__}:Failing", "raised": raised})
 
 
 def test_path_and_text_column_replace_those_of_the_only_source_with_a_path(

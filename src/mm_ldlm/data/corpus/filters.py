@@ -16,8 +16,8 @@ from mm_ldlm.core import (
     Size,
     bounded,
     config,
+    foreign_code,
     import_object,
-    reason_of,
     show,
 )
 from mm_ldlm.data.corpus.sources import Unusable
@@ -61,11 +61,11 @@ def check_language(text: str, dotted: str) -> None:
         ConfigurationError: there is no such function, or it is not a predicate: it returned anything but a boolean.
     """
     keep = load_function(dotted, at=LANGUAGE_FILTER)
-    try:
+    with foreign_code(  # many detectors raise for texts without letters
+        lambda reason: Unusable("filter_error", f"{LANGUAGE_FILTER} {dotted} raised {reason}", text)
+    ):
         kept = keep(text)
-    except (Exception, SystemExit) as error:  # code of the user; many detectors raise for texts without letters
-        raise Unusable("filter_error", f"{LANGUAGE_FILTER} {dotted} raised {reason_of(error)}", text) from None
-    if type(kept).__name__ not in ("bool", "bool_"):  # that of Python, or of numpy
+    if type(kept) not in (bool, np.bool_):
         raise ConfigurationError(
             f"{LANGUAGE_FILTER}: expected true or false from {dotted}, found {show(kept, 100)} "
             f"({type(kept).__name__}). Return a boolean; a generator or an async function is not a filter."

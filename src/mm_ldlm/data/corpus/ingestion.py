@@ -6,6 +6,7 @@ that are being prepared, the shard that is being filled and the digests of the a
 written after each shard, so that an interrupted run continues where it stopped and ends with the same bytes.
 """
 
+import contextlib
 import itertools
 import time
 from collections import Counter
@@ -15,13 +16,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mm_ldlm.core import ConfigurationError, SourceError, show, to_dict
+from mm_ldlm.core import ConfigurationError, SourceError, foreign_code, show, to_dict
 from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.data.corpus.cleaning import QUARANTINE_SCHEMA, Chunk, Counts, Merger, Preparation, SideStore
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, describe_function, load_function
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA
-from mm_ldlm.data.corpus.sources import BadRow, Opening, Row
+from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig
 from mm_ldlm.data.corpus.sources.base import printable
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
 from mm_ldlm.data.store import Manifest
@@ -146,7 +147,7 @@ def _rows(
     weights = {source.label: source.weight or 1.0 for source in config.sources}
     weighted = config.sources[0].weight is not None
     rows = {
-        source.label: itertools.islice(source.rows(opening), consumed[source.label], source.max_samples)
+        source.label: itertools.islice(_rows_in(source, opening), consumed[source.label], source.max_samples)
         for source in config.sources if not ended[source.label]
     }  # fmt: skip
     while rows and not (weighted and any(ended.values())):
@@ -158,6 +159,27 @@ def _rows(
         else:
             consumed[label] += 1
             yield label, drawn
+
+
+def _rows_in(source: SourceConfig, opening: Opening) -> Iterator[Row | BadRow]:
+    """Yield the rows of a source, as `SourceConfig.rows`; SourceError if one of another package fails."""
+    with _refused(source):
+        rows = iter(source.rows(opening))
+    while True:
+        with _refused(source):
+            row = next(rows, None)
+        if row is None:
+            return
+        yield row
+
+
+def _refused(source: SourceConfig) -> contextlib.AbstractContextManager[None]:
+    """Refuse by its name a source of another package that fails; an unknown error of one of this package is a bug."""
+    if type(source).__module__.startswith("mm_ldlm."):
+        return contextlib.nullcontext()
+    return foreign_code(lambda reason: SourceError(
+        f"source '{source.label}': expected rows from {source.kind}, which failed ({reason}). Correct its class."
+    ))  # fmt: skip
 
 
 # -- checks and report -------------------------------------------------------------------------------------------------
@@ -265,11 +287,15 @@ def _fingerprints(
     if config.language_filter is not None:
         load_function(config.language_filter, at=LANGUAGE_FILTER)
         parameters["language_filter"] = describe_function(config.language_filter)
+    described = []
+    for source in config.sources:
+        with _refused(source):
+            described.append(source.describe(opening))
     limits = None
     if tokenizer is not None and tokens is not None:
         limits = [tokenizer.base_fingerprint, tokens.max_length, tokens.min_length, tokens.too_long]
     return {
         "parameters": fingerprint(parameters),
-        "sources": fingerprint([source.describe(opening) for source in config.sources]),
+        "sources": fingerprint(described),
         "token_limits": fingerprint(limits),
     }

@@ -222,13 +222,19 @@ def _columns(schema: pa.Schema, config: ColumnsConfig, path: Path) -> list[str] 
     names = config.present(schema.names, str(path))
     for field in schema:
         plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        shared = not pa.types.is_string_view(plain) and re.search("dictionary|view|run_end", str(plain))
-        if shared and (names is None or field.name in names):
+        if not pa.types.is_string_view(plain) and _shares(plain) and (names is None or field.name in names):
             raise SourceError(
                 f"{path}: expected a column '{field.name}' that stores every cell of its own, found {field.type}. Cast "
                 "it to a plain type, or leave it out of the source's columns."
             )
     return names
+
+
+def _shares(kind: pa.DataType) -> bool:
+    """Return whether a value of a type can stand for many cells, also inside an extension type."""
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    inner = any(_shares(kind.field(place).type) for place in range(kind.num_fields))
+    return inner or re.match("dictionary|.*view|run_end", str(kind)) is not None
 
 
 def _cells(column: pa.Array, max_bytes: int, as_arrays: bool) -> list[Any]:
