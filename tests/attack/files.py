@@ -62,19 +62,19 @@ def generate(draw: random.Random) -> dict[str, Any]:
     return {"kind": kind, "damage": draw.choice(DAMAGE[kind]), "draw": draw.randrange(2**32)}
 
 
-def run(parameters: dict[str, Any], folder: Path, tokenizer: Any) -> str:
+def run(parameters: dict[str, Any], folder: Path, _: Any) -> str:
     kind, damage, draw = parameters["kind"], parameters["damage"], random.Random(parameters["draw"])
     makers = {"layout": make_layout, "image_folder": make_images, "webdataset": make_tar, "path": make_path}
     if kind != "vectors":
         source, written = makers[kind](damage, draw, folder)
-        return sources.ingested(folder, source, written, {}, tokenizer)
+        return sources.ingested(folder, source, written, {})
     from mm_ldlm.data.encoders.base import side_store
     from mm_ldlm.data.store import ShardStore
     from mm_ldlm.extras.own_vectors.encoder import PrecomputedEncoderConfig
 
     store = side_store(PrecomputedEncoderConfig(name="mine", dim=DIM, normalised=False), folder / "records")
     source, written = make_vectors(damage, draw, folder)
-    ending = sources.ingested(folder, source, written, {}, tokenizer, side=store)
+    ending = sources.ingested(folder, source, written, {}, side=store)
     texts = ShardStore.open(folder / "records", "records").strings("text").take(slice(None))
     vectors = ShardStore.open(folder / "records" / "vectors", "vectors").fixed("vector")
     check_vectors(damage, texts, vectors.take(slice(None)))

@@ -245,11 +245,10 @@ def use(key: str, typed: dict[str, Any], folder: Path, model: Any) -> None:
         check_result(model.generate(2, order=one.order, sampler=one.text, latent_sampler=one.latent, length=one.length))
     elif section in ("ingestion", "tokenizer"):
         from mm_ldlm.data.corpus.ingestion import ingest
-        from mm_ldlm.data.corpus.tokenizer import load_tokenizer
 
         ingest(
             typed["ingestion"], seed=0, workspace=folder / "records", quarantine=folder / "quarantine",
-            tokenizer=load_tokenizer(typed["tokenizer"]), tokens=typed["tokenizer"],
+            tokens=typed["tokenizer"],
         )  # fmt: skip
 
 

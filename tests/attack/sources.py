@@ -66,11 +66,8 @@ NO_PREDICATES = "async def later(text):\n    return False\ndef generator(text):\
 
 
 def prepare() -> Any:
-    """Load what the cases need: the readers, and the tokenizer of base."""
+    """Load what the cases need."""
     from mm_ldlm.data.corpus import ingestion  # noqa: F401
-    from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
-
-    return load_tokenizer(TokenizerConfig(max_length=8))
 
 
 def generate(draw: random.Random) -> dict[str, Any]:
@@ -81,7 +78,7 @@ def generate(draw: random.Random) -> dict[str, Any]:
     return {**found, "options": draw.choice(OPTIONS)}
 
 
-def run(parameters: dict[str, Any], folder: Path, tokenizer: Any) -> str:
+def run(parameters: dict[str, Any], folder: Path, _: Any) -> str:
     kind, damage = parameters["kind"], parameters["damage"]
     maker = {"text": make_text, "jsonl": make_jsonl, "csv": make_csv}.get(kind, make_columns)
     source, written = maker(kind, damage, random.Random(parameters["draw"]), folder)
@@ -91,14 +88,13 @@ def run(parameters: dict[str, Any], folder: Path, tokenizer: Any) -> str:
         (folder / "filters_of_the_case.py").write_text(code + NO_PREDICATES)
         sys.path.insert(0, str(folder))
         options["language_filter"] = f"filters_of_the_case:{name}"
-    ending = ingested(folder, source, written, options, tokenizer)
+    ending = ingested(folder, source, written, options)
     if name not in (None, "keep") and written.low:
         raise Wrong("accepted nonsense", f"a filter that is no predicate ({name}) ended in {ending}")
     return ending
 
 
-def ingested(folder: Path, source: dict[str, Any], written: Written, options: dict[str, Any], tokenizer: Any,
-             side: Any = None) -> str:  # fmt: skip
+def ingested(folder: Path, source: dict[str, Any], written: Written, options: dict[str, Any], side: Any = None) -> str:  # fmt: skip
     """Ingest a source and compare the records with what was written."""
     from mm_ldlm.core import parse
     from mm_ldlm.data.corpus.config import IngestionConfig
@@ -112,8 +108,7 @@ def ingested(folder: Path, source: dict[str, Any], written: Written, options: di
     config = parse(IngestionConfig, {"sources": [source], **defaults, **options}, at="ingestion")
     workspace, quarantine = folder / "records", folder / "quarantine"
     records, refused, report = ingest(
-        config, seed=0, workspace=workspace, quarantine=quarantine, tokenizer=tokenizer if limits else None,
-        tokens=limits, side=side,
+        config, seed=0, workspace=workspace, quarantine=quarantine, tokens=limits, side=side
     )  # fmt: skip
     records.write(workspace)
     refused.write(quarantine)

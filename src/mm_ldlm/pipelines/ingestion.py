@@ -29,12 +29,11 @@ def prepare_records(
     The vectors that the sources contain become a store below the records.
     """
     from mm_ldlm.data.corpus.ingestion import ingest
-    from mm_ldlm.data.corpus.tokenizer import load_tokenizer
     from mm_ldlm.data.encoders.base import side_store
 
     return ingest(
         ingestion, seed=seed, workspace=records_workspace, quarantine=quarantine_workspace,
-        tokenizer=load_tokenizer(tokenizer), tokens=tokenizer, side=side_store(encoder, records_workspace),
+        tokens=tokenizer, side=side_store(encoder, records_workspace),
     )  # fmt: skip
 
 

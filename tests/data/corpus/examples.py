@@ -5,7 +5,6 @@ each kind: `kind(folder, rows) -> keys`. A kind without one generates its rows.
 """
 
 import dataclasses
-import functools
 import importlib
 import json
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from mm_ldlm.core import parse, parse_kind
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.ingestion import ingest
 from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Opening, Row
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
 from mm_ldlm.data.store import ShardStore
 
 TESTS = Path(__file__).parents[2]
@@ -113,9 +112,6 @@ def texts(rows: list[Row | BadRow]) -> list[str]:
     return [row.text for row in rows if isinstance(row, Row)]
 
 
-_load = functools.cache(load_tokenizer)
-
-
 @dataclasses.dataclass
 class Ingested:
     """A finished ingestion: both stores, opened, and the report."""
@@ -146,7 +142,7 @@ def ingested(
     records, quarantine, report = ingest(
         parse(IngestionConfig, {"sources": list(sources), **keys}, at="ingestion"), seed=0,
         workspace=folder / "records", quarantine=folder / "quarantine",
-        tokenizer=None if limits is None else _load(limits), tokens=limits, side=side,
+        tokens=limits, side=side,
     )  # fmt: skip
     records.write(folder / "records")
     quarantine.write(folder / "quarantine")

@@ -59,6 +59,7 @@ def test_a_vocabulary_of_another_digest_is_refused(
     monkeypatch: pytest.MonkeyPatch, refuses: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(tokenizer, "EMBEDDED_SHA256", "0" * 64)
+    tokenizer.base_from_name.cache_clear()
     with refuses(ConfigurationError, "bert-base-uncased", "0" * 64):
         load_tokenizer(TokenizerConfig(max_length=8))
 

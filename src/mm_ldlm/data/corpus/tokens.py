@@ -39,7 +39,7 @@ def build_tokenizer(records: ShardStore, config: TokenizerConfig) -> TextTokeniz
     Raises:
         StoreError: the vocabulary should be reduced, but there is no training text.
     """
-    tokenizer = load_tokenizer(config)
+    tokenizer = load_tokenizer(config, records.directory)
     if not config.reduce_vocabulary:
         return tokenizer
     occurs = np.zeros(tokenizer.base_size, bool)
@@ -115,14 +115,16 @@ def _tokens(
             f"found {full[wrong[0]]} in record {table.column('id')[int(wrong[0])]} and {len(wrong)} such records in "
             "its batch. The records were made with other tokenizer parameters: run ingestion again from its first node."
         )
-    ids, outside = tokenizer.from_base(base), ~tokenizer.is_kept(base)
-    unknown = (ids == tokenizer.unk_id) & ~outside
+    ids = tokenizer.from_base(base)
+    unknown = ids == tokenizer.unk_id
+    with_unknown = np.isin(np.arange(len(table)), np.repeat(np.arange(len(table)), cut)[unknown])
     for split in SPLITS:
         rows = pc.equal(table.column("split"), split).to_numpy()
         where = np.repeat(rows, cut)
         splits[split].update(
             rows=int(rows.sum()), tokens=int(where.sum()), unknown=int((unknown & where).sum()),
-            outside_vocabulary=int((outside & where).sum()), truncated=int((rows & (full > config.max_length)).sum()),
+            rows_with_unknown=int((rows & with_unknown).sum()),
+            truncated=int((rows & (full > config.max_length)).sum()),
         )  # fmt: skip
     lengths.update(cut.tolist())
     column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ids), type=TOKEN_SCHEMA.field(1).type)

@@ -98,7 +98,7 @@ class TokenVectors(Feature):
             return kept
         tokens = [tokenizer.token(i) for i in range(tokenizer.vocab_size)]
         loaded = self.encoder.load(located, device=None)
-        vectors_Vd = loaded.encode([token.removeprefix("##").replace("▁", " ").strip() or token for token in tokens])
+        vectors_Vd = loaded.encode([tokenizer.written(i) for i in range(tokenizer.vocab_size)])
         if not np.isfinite(vectors_Vd).all():
             bad = tokens[int(np.flatnonzero(~np.isfinite(vectors_Vd).all(1))[0])]
             raise EncoderError(

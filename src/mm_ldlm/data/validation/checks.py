@@ -23,6 +23,7 @@ from mm_ldlm.data.validation.findings import MAX_EXAMPLES, NO_ROWS, Finding, Val
 from mm_ldlm.data.validation.vectors import Statistics, Subject, check_vectors
 
 _ROWS = 65_536
+_UNKNOWN = ("rows", "rows_with_unknown")
 _AGAIN = "Remove the token store and run the ingestion pipeline again."
 
 
@@ -228,16 +229,21 @@ def check_tokens(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def check_unknown_tokens(subject: Subject) -> Iterator[Finding]:
-    """Warn of splits in which many tokens are unknown."""
-    for split, counts in subject.inputs.tokens.manifest.meta.get("splits", {}).items():
-        if counts.get("tokens") and (fraction := counts.get("unknown", 0) / counts["tokens"]) > 0.01:
+def check_unknown_words(subject: Subject) -> Iterator[Finding]:
+    """State how many held-out and training texts have words that the vocabulary lacks; many are a warning."""
+    counts = subject.inputs.tokens.manifest.meta.get("splits", {})
+    for name, splits in (("held-out", SPLITS[1:]), ("training", SPLITS[:1])):
+        rows, unknown = (sum(counts.get(split, {}).get(key, 0) for split in splits) for key in _UNKNOWN)
+        if unknown or (rows and name == "held-out"):
             yield Finding(
-                "warning",
-                "unknown tokens",
-                f"{100 * fraction:.2f} % of the tokens of split '{split}' are unknown.",
-                "Choose another tokenizer, or set tokenizer.reduce_vocabulary to false.",
-                count=counts["unknown"],
+                "warning" if unknown > 0.01 * rows else "info",
+                "unknown words",
+                f"{unknown} of {rows} {name} texts ({100 * unknown / rows:.1f} %) have words outside the vocabulary.",
+                "They are read and written as [UNK]. A vocabulary that writes every text: tokenizer.name=corpus with "
+                "tokenizer.reduce_vocabulary=false."
+                if unknown
+                else "",
+                count=unknown,
             )
 
 
@@ -371,7 +377,7 @@ CHECKS: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     check_shards,
     check_ids,
     check_tokens,
-    check_unknown_tokens,
+    check_unknown_words,
     check_texts,
     check_vectors,
 )

@@ -4,6 +4,7 @@ Token ids lack capitals, spaces and words outside the vocabulary. A template the
 the positions of its gaps, and only the tokens of the gaps are decoded.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,17 +67,22 @@ def with_masks(text: str, mask: str, tokenizer: TextTokenizer) -> tuple[Template
 
 def rewritten(text: str, canvas: Sequence[int], tokenizer: TextTokenizer) -> Template:
     """The template of a text some of whose tokens are masked in `canvas`, the ids of the whole text."""
-    spans = tokenizer.spans(text)
+    words: list[tuple[int, int, int]] = []  # first token, first character, and the character after the last
+    for place, (start, stop) in enumerate(tokenizer.spans(text)):
+        if words and start < words[-1][2]:  # one character has several tokens, which are a gap together
+            words[-1] = (*words[-1][:2], stop)
+        else:
+            words.append((place, start, stop))
     kept, gaps, end = list[str](), list[tuple[int, int]](), 0
-    for place, (token, (start, stop)) in enumerate(zip(canvas, spans, strict=True)):
-        if token != tokenizer.mask_id:
+    for (place, start, stop), (behind, *_) in itertools.pairwise([*words, (len(canvas), 0, 0)]):
+        if tokenizer.mask_id not in canvas[place:behind]:
             continue
         start += len(text[start:stop]) - len(text[start:stop].lstrip())
         if gaps and gaps[-1][1] == place:
-            gaps[-1] = (gaps[-1][0], place + 1)
+            gaps[-1] = (gaps[-1][0], behind)
         else:
             kept.append(text[end:start])
-            gaps.append((place, place + 1))
+            gaps.append((place, behind))
         end = stop
     return Template((*kept, text[end:]), tuple(gaps), own_spacing=False)
 
