@@ -1,4 +1,4 @@
-"""Gaussian diffusion: moments, conversions between all parameterisations, loss weights, end points."""
+"""Gaussian diffusion: moments, conversions between all parameterisations, end points."""
 
 import itertools
 import math
@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_ldlm.core import parse_kind
-from mm_ldlm.diffusion.gaussian import Parameterisation, add_noise, convert, loss_weight, target, to_x0_and_eps
+from mm_ldlm.diffusion.gaussian import Parameterisation, add_noise, convert, target, to_x0_and_eps
+from mm_ldlm.diffusion.min_snr import loss_weight
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES
 from mm_ldlm.diffusion.schedules import CosineLatents, Scales
@@ -70,29 +71,6 @@ def test_pitfall_12_everything_is_finite_at_both_ends(schedule: str, kind: Any, 
     assert all(bool(x.isfinite().all()) for x in found)
     assert bool((weight >= 0).all())
     assert torch.equal(convert(x0, kind, kind, x_t, at), x0), "a way through x_0 and ε would lose it"
-
-
-@every_schedule
-@pytest.mark.parametrize("kind", KINDS)
-def test_min_snr_weighs_the_same_error_in_x0_alike(schedule: str, kind: Any) -> None:
-    """weight(kind)·‖Δ prediction‖² = min(SNR, γ)·‖Δ x_0‖² for every kind (v: where variance preserving)."""
-    if kind == "v" and schedule == "flow":
-        return
-    at = scales(schedule, torch.linspace(0.05, 0.95, 19, dtype=torch.float64))
-    x_t, prediction, change = torch.randn(3, 19, 5, dtype=torch.float64)
-    moved = to_x0_and_eps(prediction + change, kind, x_t, at)[0] - to_x0_and_eps(prediction, kind, x_t, at)[0]
-    weighted = loss_weight("min_snr", at.snr_B, parameterisation=kind, gamma=3.0) * change.square().sum(1)
-    assert torch.allclose(weighted, at.snr_B.clamp(max=3.0) * moved.square().sum(1), rtol=1e-6)
-
-
-def test_loss_weights_by_hand() -> None:
-    snr_B = torch.tensor([0.0, 1.0, 5.0, 50.0, torch.inf])
-    expected: dict[Any, list[float]] = {
-        "x0": [0, 1, 5, 5, 5], "eps": [1, 1, 1, 0.1, 0], "v": [0, 1 / 2, 5 / 6, 5 / 51, 0],
-    }  # fmt: skip
-    for kind, weights in expected.items():
-        assert loss_weight("min_snr", snr_B, parameterisation=kind).tolist() == pytest.approx(weights)
-        assert loss_weight("uniform", snr_B, parameterisation=kind).tolist() == [1] * 5
 
 
 def test_pitfall_12_eps_is_not_x0() -> None:

@@ -2,6 +2,6 @@
 
 This room contains pure functions and frozen objects over tensors, in the papers' notation (docs/mathematics.md).
 Models, loops, files and global seeds do not belong here: randomness comes in as a `RowGenerator`. `process.py` is the
-interface of diffusion over tokens, `absorbing.py`, `d3pm.py`, `sedd.py`, `uniform.py`, `gidd.py` and `hdlm.py`
-implement it, and `registry.py` lists the processes.
+interface of diffusion over tokens, `masked.py` implements it, as do the processes of the families, and `registry.py`
+lists them.
 """

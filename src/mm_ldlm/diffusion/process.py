@@ -1,7 +1,7 @@
 """Interface of diffusion processes over tokens: corruption, loss, reverse step, prior and NELBO.
 
 Objectives, samplers and scoring share one `TextProcess`, so they work for every process. Nothing outside a process
-assumes that noise is [MASK]. Absorbing diffusion (`absorbing.py`) is one process.
+assumes that noise is [MASK]. Absorbing diffusion (`masked.py`) is one process.
 
 B examples, L positions, V vocabulary, M positions out of B·L whose logits are needed, K draws. α_t is the fraction of
 tokens kept at time t; 0 is clean, 1 is all noise.

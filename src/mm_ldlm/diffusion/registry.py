@@ -6,7 +6,7 @@ from mm_ldlm.diffusion.schedules import ScheduleConfig
 
 TEXT_PROCESSES = Kinds(
     "text process",
-    {"absorbing": "mm_ldlm.diffusion.absorbing:AbsorbingConfig"},
+    {"absorbing": "mm_ldlm.diffusion.masked:AbsorbingConfig"},
     group="text_processes",
     interface=TextProcessConfig,
 )

@@ -31,7 +31,7 @@ from mm_ldlm.core import (
     PositiveInt,
     config,
 )
-from mm_ldlm.diffusion.absorbing import AbsorbingConfig
+from mm_ldlm.diffusion.masked import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES, TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import CosineLatents
@@ -39,8 +39,8 @@ from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.interfaces import TextAndLatentModel
 from mm_ldlm.objectives.base import Batch, Losses, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
-from mm_ldlm.objectives.modality import ModalityObjective, ModalityOptions, Roles, positive_weights
-from mm_ldlm.objectives.modality_generation import ModalityGeneration
+from mm_ldlm.objectives.gaussian_generation import ModalityGeneration
+from mm_ldlm.objectives.gaussian_modality import ModalityObjective, ModalityOptions, Roles, positive_weights
 from mm_ldlm.objectives.text_loss import NoisyTexts, score_tokens
 
 # -- cycle consistency -------------------------------------------------------------------------------------------------

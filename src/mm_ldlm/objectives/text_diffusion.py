@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 
 from mm_ldlm.core import NonNegativeFloat, PositiveFloat, config
-from mm_ldlm.diffusion.absorbing import AbsorbingConfig
+from mm_ldlm.diffusion.masked import AbsorbingConfig
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import TEXT_PROCESSES

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from mm_ldlm.diffusion.absorbing import unmask_probability
+from mm_ldlm.diffusion.masked import unmask_probability
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule

@@ -25,7 +25,7 @@ from mm_ldlm.distributed.launch import with_environment
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
-from mm_ldlm.training.batches import BatchPlan
+from mm_ldlm.training.batch_plan import BatchPlan
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS
 from mm_ldlm.training.config import TrainingConfig
 

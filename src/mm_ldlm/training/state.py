@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mm_ldlm.core import show
-from mm_ldlm.training.batches import Planned
+from mm_ldlm.training.batch_plan import Planned
 
 
 @dataclasses.dataclass

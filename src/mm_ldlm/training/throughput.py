@@ -8,7 +8,7 @@ from collections import deque
 
 import torch
 
-from mm_ldlm.training.batches import Loader, Planned
+from mm_ldlm.training.batch_plan import Loader, Planned
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.state import TrainingState
 

@@ -20,13 +20,13 @@ from mm_ldlm.extras.mlflow import client as module
 from mm_ldlm.extras.mlflow.client import (
     HEADLINE,
     MlflowRun,
-    MlflowSink,
     metrics_of,
     name_of,
     open_somewhere,
     within,
 )
 from mm_ldlm.extras.mlflow.config import TrackingConfig
+from mm_ldlm.extras.mlflow.curves import MlflowSink
 from mm_ldlm.extras.mlflow.hooks import NOTE
 from mm_ldlm.training.jsonl import Tracker
 

@@ -9,7 +9,7 @@ from tests.diffusion.enumeration import MASK, TEXTS, VOCABULARY, V
 from tests.families.hdlm.cases import CLUSTERS
 
 from mm_ldlm.core import ConfigurationError
-from mm_ldlm.diffusion.absorbing import AbsorbingConfig
+from mm_ldlm.diffusion.masked import AbsorbingConfig
 from mm_ldlm.diffusion.process import TextProcess, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import LogLinear

@@ -8,7 +8,7 @@ import torch
 from tests.sampling.toys import MASK, Exact, agrees, build, canvas, context, denoiser, rows
 
 from mm_ldlm.core import ConfigurationError
-from mm_ldlm.diffusion.absorbing import max_remask_ratio, remask_unmask_probability
+from mm_ldlm.diffusion.masked import max_remask_ratio, remask_unmask_probability
 from mm_ldlm.sampling.denoising import Canvas
 from mm_ldlm.sampling.registry import text_sampler
 

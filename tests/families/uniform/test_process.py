@@ -9,7 +9,7 @@ from tests.families.uniform.cases import LAWS
 from torch import Tensor
 
 from mm_ldlm.core import parse_kind
-from mm_ldlm.diffusion.absorbing import AbsorbingConfig
+from mm_ldlm.diffusion.masked import AbsorbingConfig
 from mm_ldlm.diffusion.process import TextProcess, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import MASK_SCHEDULES

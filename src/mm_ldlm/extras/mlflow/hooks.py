@@ -22,11 +22,11 @@ from mm_ldlm.extras.mlflow.client import (
     METRICS,
     MOST_HEADLINES,
     MlflowRun,
-    MlflowSink,
     metrics_of,
     open_somewhere,
     within,
 )
+from mm_ldlm.extras.mlflow.curves import MlflowSink
 from mm_ldlm.pipelines import executed_by, name_of
 from mm_ldlm.training.checkpoints.reference import run_folder
 

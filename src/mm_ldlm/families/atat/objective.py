@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mm_ldlm.core import Fraction, InvalidValue, NonNegativeInt, PositiveFloat, config
-from mm_ldlm.diffusion.absorbing import Absorbing, AbsorbingConfig
+from mm_ldlm.diffusion.masked import Absorbing, AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.atat.curriculum import Curriculum, CurriculumConfig, factors, plateau_after, plateau_start
 from mm_ldlm.families.atat.importance import ImportanceConfig, ImportanceEstimator

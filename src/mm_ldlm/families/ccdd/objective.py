@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from mm_ldlm.core import PositiveFloat, SamplingError, bounded, config
 from mm_ldlm.diffusion import gaussian
+from mm_ldlm.diffusion.min_snr import loss_weight
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES
 from mm_ldlm.diffusion.schedules import CosineLatents, GaussianSchedule, Scales
@@ -27,8 +28,8 @@ from mm_ldlm.families.ccdd.sampler import StatesDenoiser
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import CONDITION_DROPOUT, Batch, Losses, dropped, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
+from mm_ldlm.objectives.gaussian_modality import value_times
 from mm_ldlm.objectives.generation import DenoiserGeneration
-from mm_ldlm.objectives.modality import value_times
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
 from mm_ldlm.objectives.text_loss import by_time, corrupt, length_loss, text_losses
 from mm_ldlm.sampling.registry import text_sampler
@@ -131,7 +132,7 @@ class CcddObjective(TextDiffusion):
         self, found_BLd: Tensor, z0_BLd: Tensor, scales: Scales, t_B: Tensor, batch: Batch, dropped_B: Tensor
     ) -> Losses:
         """Sum over tokens w(SNR) · the mean over d of the squared error; texts whose states are dropped have none."""
-        w_B = gaussian.loss_weight(self.config.state_loss, scales.snr_B.float(), parameterisation="x0")
+        w_B = loss_weight(self.config.state_loss, scales.snr_B.float(), parameterisation="x0")
         chosen_BL = batch.valid_BL & ~dropped_B[:, None]
         error_BL = torch.where(chosen_BL, (found_BLd - z0_BLd).square().mean(2), 0.0)
         losses: Losses = {"state_loss": ((w_B[:, None] * error_BL).sum(), batch.valid_BL.sum())}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core import Repeats, config
-from mm_ldlm.diffusion.absorbing import Masking, unmask_probability
+from mm_ldlm.diffusion.masked import Masking, unmask_probability
 from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcessConfig, TokenLosses, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator, antithetic, stratified
 from mm_ldlm.diffusion.registry import MASK_SCHEDULES

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core import ConfigurationError, bounded, config
-from mm_ldlm.diffusion.absorbing import copy_tokens
 from mm_ldlm.diffusion.distributions import categorical, normalise_
+from mm_ldlm.diffusion.masked import copy_tokens
 from mm_ldlm.diffusion.process import TextProcess, TextProcessConfig, TokenLosses, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator, antithetic
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from mm_ldlm.core import InvalidValue, NonNegativeFloat, PositiveFloat, config
 from mm_ldlm.diffusion import gaussian
-from mm_ldlm.diffusion.absorbing import AbsorbingConfig
 from mm_ldlm.diffusion.distributions import forbid_
+from mm_ldlm.diffusion.masked import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator, antithetic
 from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES, TEXT_PROCESSES
 from mm_ldlm.diffusion.schedules import CosineLatents
@@ -27,8 +27,14 @@ from mm_ldlm.families.images.model import TextAndImageModel, TextVectorsAndImage
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
-from mm_ldlm.objectives.modality import GaussianModality, ModalityObjective, ModalityOptions, Roles, positive_weights
-from mm_ldlm.objectives.modality_generation import ModalityGeneration
+from mm_ldlm.objectives.gaussian_generation import ModalityGeneration
+from mm_ldlm.objectives.gaussian_modality import (
+    GaussianModality,
+    ModalityObjective,
+    ModalityOptions,
+    Roles,
+    positive_weights,
+)
 from mm_ldlm.objectives.multimodal import require_no_stores
 from mm_ldlm.objectives.text_loss import NoisyTexts, by_time
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample

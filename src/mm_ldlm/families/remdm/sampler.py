@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core import Fraction, InvalidValue, bounded, config
-from mm_ldlm.diffusion.absorbing import max_remask_ratio, remask_unmask_probability
+from mm_ldlm.diffusion.masked import max_remask_ratio, remask_unmask_probability
 from mm_ldlm.sampling.base import UnmaskingSampler
 from mm_ldlm.sampling.denoising import Canvas, Grid, State, TextSample, TimestepSource, denoising_loop
 

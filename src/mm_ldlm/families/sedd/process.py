@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core import config
-from mm_ldlm.diffusion.absorbing import Masking, unmask_probability
 from mm_ldlm.diffusion.distributions import categorical
+from mm_ldlm.diffusion.masked import Masking, unmask_probability
 from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, TokenLosses, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator, stratified
 from mm_ldlm.diffusion.registry import MASK_SCHEDULES

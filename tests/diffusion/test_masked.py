@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.diffusion.enumeration import TEXTS, VOCABULARY, V
 from torch.nn import functional as F
 
-from mm_ldlm.diffusion.absorbing import (
+from mm_ldlm.diffusion.masked import (
     CONSTANT,
     AbsorbingConfig,
     max_remask_ratio,

@@ -9,7 +9,7 @@ from tests.components import random_batch, root_of
 
 from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.objectives.modality import GaussianModality, value_times
+from mm_ldlm.objectives.gaussian_modality import GaussianModality, value_times
 
 each_parameterisation = pytest.mark.parametrize(
     "options",

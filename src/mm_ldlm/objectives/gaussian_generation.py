@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
+from mm_ldlm.objectives.gaussian_modality import GaussianModality, ModalityOptions
 from mm_ldlm.objectives.generation import DenoiserGeneration
-from mm_ldlm.objectives.modality import GaussianModality, ModalityOptions
 from mm_ldlm.sampling import joint
 from mm_ldlm.sampling.denoising import Canvas, Logits, TextDenoiser, TextSample
 from mm_ldlm.sampling.gaussian import LatentDenoiser, LatentSample, Predict

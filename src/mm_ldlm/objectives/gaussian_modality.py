@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from mm_ldlm.core import Fraction, InvalidValue, NonNegativeFloat, PositiveFloat, config
 from mm_ldlm.diffusion import gaussian
+from mm_ldlm.diffusion.min_snr import loss_weight
 from mm_ldlm.diffusion.random import RowGenerator, antithetic
 from mm_ldlm.diffusion.schedules import GaussianSchedule, Scales, SmallestTime
 from mm_ldlm.models.base import DataShape
@@ -29,6 +30,7 @@ from mm_ldlm.objectives.base import (
     Unit,
     dropped,
 )
+from mm_ldlm.objectives.self_conditioning import self_condition
 from mm_ldlm.objectives.text_loss import NoisyTexts, by_time, corrupt, length_loss, text_losses
 
 
@@ -73,7 +75,7 @@ class GaussianModality(nn.Module):
         """
         kind, scales, name = self.parameterisation, noisy.scales, self.name
         want_Bd = gaussian.target(kind, noisy.x0_Bd, noisy.noise_Bd, scales)
-        w_B = gaussian.loss_weight(
+        w_B = loss_weight(
             getattr(self.config, f"{name}_loss"), scales.snr_B, parameterisation=kind, gamma=self.config.min_snr_gamma
         )
         error_B = torch.where(real_B, (prediction_Bd.float() - want_Bd).square().mean(1), 0.0)
@@ -278,7 +280,7 @@ class ModalityObjective(Objective):
         # learns the marginal distribution of lengths.
         inputs["length_latents_Bd"], inputs["null_length_B"] = x0_Bd, dropped_B
         if config.self_condition and values is not None:
-            inputs["self_condition_Bd"] = self._self_condition(model, tokens_BL, inputs, generator)
+            inputs["self_condition_Bd"] = self_condition(model, self.modality, tokens_BL, inputs, generator)
         want_length = config.length_weight > 0 and (noisy is not None or config.length_in_every_step)
         wanted = {"text": noisy is not None, "latent": values is not None, "length": want_length}
         inputs["heads"] = tuple(name for name, here in wanted.items() if here)
@@ -311,14 +313,3 @@ class ModalityObjective(Objective):
     ) -> Losses:  # fmt: skip
         """Compute losses of further passes of the model, whose arguments in the first one were `inputs`; none here."""
         return {}
-
-    def _self_condition(
-        self, model: Any, tokens_BL: Tensor, inputs: dict[str, Any], generator: RowGenerator
-    ) -> Tensor:  # fmt: skip
-        """Estimate x_0 (B, d) by a first pass in half of the steps; zeros otherwise (arXiv:2208.04202, §3.2)."""
-        zeros_Bd = torch.zeros_like(inputs["latents_Bd"])
-        if generator.shared_draw("self_condition") >= 0.5:
-            return zeros_Bd
-        with torch.no_grad():
-            first = model(tokens_BL, **inputs, self_condition_Bd=zeros_Bd, heads=("latent",))
-            return self.modality.x0(first.latent_Bd, inputs["latents_Bd"], inputs["t_latent_B"])
