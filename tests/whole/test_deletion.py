@@ -45,9 +45,10 @@ def layers_of(family: str) -> list[Path]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_everything_else_works_without_a_family(family: str, tmp_path: Path) -> None:
     copy = tmp_path / "project"
-    unwanted = shutil.ignore_patterns(".git", ".venv", "data", "__pycache__", ".*_cache", "local")
-    shutil.copytree(PROJECT, copy, ignore=unwanted, symlinks=True)
-    (copy / "conf" / "local").mkdir()
+    committed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True)
+    for name in committed.stdout.splitlines():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(PROJECT / name, copy / name)
     folders = (PROJECT / "src/mm_ldlm/families" / family, PROJECT / "tests/families" / family, *layers_of(family))
     for path in folders:
         shutil.rmtree(copy / path.relative_to(PROJECT), ignore_errors=not path.exists())
