@@ -1,18 +1,25 @@
-"""The command `mm-ldlm`: its help, its speed, and what its commands print and refuse."""
+"""The command `mm-ldlm`: its help, its speed, and the answers and refusals of its commands, which equal those of the API."""
 
+import functools
+import io
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.inference.runs import DIM, BagEncoder, write_run
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.app import console
-from mm_ldlm.app.console import COLUMNS, COMMANDS, commands, messages_only
+from mm_ldlm.app.console import COMMANDS, commands, messages_only, request_at
 from mm_ldlm.core import Registry, SamplingError
 
 HEAVY = ("torch", "kedro", "mlflow", "transformers", "pandas", "pyarrow", "omegaconf")
@@ -22,10 +29,17 @@ def call(*words: str) -> Any:
     return CliRunner().invoke(commands, list(words))
 
 
-def test_the_help_has_one_line_for_each_command_and_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--help"], 0), (["invert", "--help"], 0), (["score", "missing.txt"], 1), (["generate", "2", "--run", "x"], 1),
+        (["generate", "2", "-o", "taken.txt"], 1), (["embed", "taken.txt", "--bogus"], 2), (["generate", "two"], 2),
+    ],
+)  # fmt: skip
+def test_help_and_refusals_import_nothing_heavy(words: list[str], code: int, tmp_path: Path) -> None:
     program = f"""
 import sys
-sys.argv = ["mm-ldlm", "--help"]
+sys.argv = ["mm-ldlm", *{words!r}]
 from mm_ldlm.__main__ import main
 try:
     main()
@@ -33,16 +47,19 @@ finally:
     found = [name for name in {HEAVY!r} if name in sys.modules]
     assert not found, found
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for name in COMMANDS:
-        assert f"  {name} " in done.stdout
-    assert "--pipelines" not in done.stdout
+    (tmp_path / "taken.txt").write_text("a text\n")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    if words == ["--help"]:
+        assert all(f"  {name} " in done.stdout for name in COMMANDS)
+        assert "--pipelines" not in done.stdout
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_explains_itself(name: str) -> None:
-    command = COMMANDS.load(name)
+    command = commands.get_command(click.Context(commands), name)
+    assert command is not None
     assert command.name == name
     assert len(command.get_short_help_str()) > 20
     undocumented = [each.name for each in command.params if isinstance(each, click.Option) and not each.help]
@@ -84,54 +101,114 @@ def test_errors_on_purpose_are_messages_and_defects_are_not() -> None:
         raise KeyError("x")
 
 
-@pytest.fixture(scope="module")
-def latents(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("latents") / "latents.npy"
-    vectors = np.random.default_rng(0).standard_normal((3, 384)).astype(np.float32)
-    np.save(file, vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
-    return file
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+TEXTS, MASKED = ["w1 w2", "w3 w7", "w4 w5 w6"], ["w1 [MASK]", "[MASK] w3", "w4 [MASK] w6"]
+CASES: dict[str, tuple[list[str], Callable[[MMLDLM, Any], Any]]] = {
+    "invert": (["latents.npy"], lambda model, z: model.invert(z)),
+    "invert texts": (["texts.txt", "--search", "--steps", "2"], lambda model, z: model.invert(TEXTS, search=True, steps=2)),
+    "invert several": (
+        ["latents.npy", "--samples", "2", "--keep", "all", "--temperature", "1", "--length", "4", "--seed", "1"],
+        lambda model, z: model.invert(z, samples=2, keep="all", temperature=1.0, length=4, seed=1),
+    ),
+    "generate": (["3"], lambda model, z: model.generate(3)),
+    "embed": (["texts.txt", "--draws", "2"], lambda model, z: model.embed(TEXTS, draws=2)),
+    "encode": (["texts.txt"], lambda model, z: model.encode(TEXTS)),
+    "score": (["texts.txt", "--latents", "latents.npy"], lambda model, z: model.score(TEXTS, latents=z)),
+    "neighbours": (["latents.npy", "latents.npy", "--k", "2"], lambda model, z: model.neighbours(z, z, k=2)),
+    "infill": (["masked.txt"], lambda model, z: model.infill(MASKED)),
+    "edit": (["texts.txt", "--targets", "latents.npy"], lambda model, z: model.edit(TEXTS, targets=z)),
+    "interpolate": (["latents.npy", "latents.npy"], lambda model, z: model.interpolate(z, z)),
+}  # fmt: skip
+"""The words of a command, and the same request in Python"""
 
 
 @pytest.fixture
-def run(finished: Path) -> str:
-    return str(finished / "data/test/06_models/runs")
-
-
-def test_latents_become_lines_or_a_table(latents: Path, run: str) -> None:
-    plain = call("invert", str(latents), "--run", run, "--device", "cpu")
-    assert plain.exit_code == 0, plain.output
-    lines = plain.stdout.splitlines()
-    assert lines == list(MMLDLM.from_run(run, device="cpu").invert(latents).texts)
-    options = ["--samples", "2", "--keep", "all", "--temperature", "1", "--table", "--seed", "1", "--steps", "2"]
-    table = call("invert", str(latents), "--run", run, "--device", "cpu", *options).stdout.splitlines()
-    assert table[0].split("\t") == list(COLUMNS)
-    assert [row.split("\t")[:2] for row in table[1:]] == [[str(i // 2), str(i % 2)] for i in range(6)]
-
-
-def test_texts_become_latents(run: str, tmp_path: Path) -> None:
-    (tmp_path / "texts.txt").write_text("a man rides.\nthe cook sings.\n")
-    done = call("embed", str(tmp_path / "texts.txt"), str(tmp_path / "out/x.npy"), "--run", run, "--draws", "1")
-    assert done.exit_code == 0, done.output
-    assert np.load(tmp_path / "out/x.npy").shape == (2, 384)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("invert", "missing.npy"), ("invert", "texts.txt"), ("embed", "missing.txt", "x.npy"), ("embed", "texts.txt", "x.txt"),
-        ("embed", "texts.txt", "texts.txt"), ("invert", "x.npy", "--run", "nowhere"), ("embed", "texts.txt", "texts.txt/x.npy"),
-        ("invert", "latents.npy", "--keep", "some"), ("invert", "latents.npy", "--samples", "0"),
-        ("invert", "latents.npy", "--device", "gpu"), ("invert", "latents.npy", "--checkpoint", "first"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_done_is_one_message(
-    words: tuple[str, ...], run: str, latents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run, three texts and three latents."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "texts.txt").write_text("a text\n")
-    (tmp_path / "latents.npy").symlink_to(latents)
-    done = call(*words, *(() if "--run" in words else ("--run", run)))
-    assert isinstance(done.exception, SystemExit), done.exception
-    assert done.exit_code in (1, 2)
-    assert "Error" in done.output
-    assert (tmp_path / "texts.txt").read_text() == "a text\n"
+    monkeypatch.setattr(MMLDLM, "from_run", functools.partial(MMLDLM.from_run, encoder=BagEncoder()))
+    write_run(tmp_path / "run")
+    Path("texts.txt").write_text("\n".join(TEXTS))
+    Path("masked.txt").write_text("\r\n".join([*MASKED, ""]))
+    np.save("latents.npy", np.eye(3, DIM, dtype=np.float32))
+    return tmp_path
+
+
+def ask(name: str, *words: str, raw: bytes = b"") -> Any:
+    return CliRunner().invoke(commands, [name.split()[0], *words, "--run", "run", "--device", "cpu"], input=raw)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_command_answers_as_the_api_from_a_file_or_standard_input_in_every_format(name: str, folder: Path) -> None:
+    words, request = CASES[name]
+    made = request(MMLDLM.from_run("run", device="cpu"), np.load("latents.npy"))
+    answers = getattr(made, made.main) if hasattr(made, "main") else made
+    plain = ask(name, *words)
+    assert plain.exit_code == 0, plain.output
+    if name in ("embed", "encode"):
+        assert np.array_equal(np.load(io.BytesIO(plain.stdout_bytes)), answers)
+    elif isinstance(answers, tuple):
+        assert plain.stdout.splitlines() == list(answers)
+    assert len(answers) == {"invert several": 6, "interpolate": 15}.get(name, 3)
+    if "." in words[0]:
+        assert ask(name, "-", *words[1:], raw=Path(words[0]).read_bytes()).stdout_bytes == plain.stdout_bytes
+    for form in ("txt", "csv", "tsv", "jsonl", "parquet"):
+        done = ask(name, *words, "--output", f"out.{form}")
+        assert (done.exit_code, done.stdout) == (0, ""), done.output
+        content = Path(f"out.{form}").read_bytes()
+        refused = ask(name, *words, "-o", f"out.{form}")
+        assert refused.exit_code == 1
+        assert "--overwrite" in refused.output
+        assert Path(f"out.{form}").read_bytes() == content
+        if form != "parquet":  # whose bytes name the library
+            assert ask(name, *words, "--format", form).stdout_bytes == content
+    lines = pd.read_json("out.jsonl", lines=True)
+    for table in (pd.read_csv("out.csv"), pd.read_csv("out.tsv", sep="\t"), pd.read_parquet("out.parquet")):
+        assert list(table.columns) == list(lines.columns)
+        assert len(table) == len(lines)
+    assert ask(name, *words, "-o", "out.txt", "--overwrite").exit_code == 0
+    assert ask(name, *words, "-o", "out.doc").exit_code == 1
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "generate"])
+def test_no_input_has_no_answers_and_a_wrong_one_is_refused(name: str, folder: Path) -> None:
+    words, _ = CASES[name]
+    Path("empty.txt").touch()
+    np.save("empty.npy", np.zeros((0, DIM), np.float32))
+    places = [place for place, word in enumerate(words) if Path(word).is_file()]
+    for file in ("missing.txt", "out.csv", "latin.txt", "blank.txt", "cut.npy"):
+        Path("latin.txt").write_bytes(b"caf\xe9")
+        Path("cut.npy").write_bytes(b"w1\n\nw2")
+        Path("blank.txt").write_bytes(b"w1\n\nw2")
+        Path("out.csv").write_text("text")
+        done = ask(name, file, *words[1:], "-o", "none.txt")
+        assert (done.exit_code, done.stdout, Path("none.txt").exists()) == (1, "", False), file
+        assert file in done.output
+    each = {place: f"empty{Path(words[place]).suffix}" for place in places[: 1 if name == "neighbours" else None]}
+    done = ask(name, *[each.get(place, word) for place, word in enumerate(words)])
+    assert done.exit_code == 0, done.output
+    assert not done.stdout.strip() or np.load(io.BytesIO(done.stdout_bytes)).shape == (0, DIM)
+
+
+@given(
+    lines=st.lists(st.sampled_from(["w1 w2", " w3", "w4 [MASK]", "", " ", "\u2028"]), min_size=1, max_size=5),
+    end=st.sampled_from(["\n", "\r\n"]),
+)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_line_has_an_answer_or_the_request_is_refused(lines: list[str], end: str, folder: Path) -> None:
+    done = ask("score", "-", raw="".join(line + end for line in lines).encode())
+    blank = [str(number) for number, line in enumerate(lines, 1) if not line.strip()]
+    assert done.exit_code == (1 if blank else 0), done.output
+    assert len(done.stdout.splitlines()) == (0 if blank else len(lines))
+    assert not blank or f"({', '.join(blank)})" in done.output
+
+
+def test_the_commands_of_requests_are_read_from_their_sources(folder: Path) -> None:
+    """Every option of a request has its help, and a request that cannot be read is a broken command."""
+    assert {name.split()[0] for name in CASES} <= set(COMMANDS)
+    assert request_at("mm_ldlm.inference.generating:length_of") is not None
+    for path in ("no_such_package:y", "mm_ldlm.inference:x", "mm_ldlm.__main__:run", "json:loads", "numpy:zeros"):
+        assert request_at(path) is None
+    assert ask("invert", "latents.npy", "--length", "long").exit_code == 1
+    assert ask("invert", "latents.npy", "--steps", "x").exit_code == 2

@@ -299,7 +299,7 @@ def _readers() -> dict[str, Callable[[Path], Any]]:
     from mm_ldlm.data.dataset import Dataset
     from mm_ldlm.data.latents.normaliser import Normaliser
     from mm_ldlm.data.store import Manifest
-    from mm_ldlm.inference.arguments import read_texts, read_vectors
+    from mm_ldlm.inference.files import read_array, read_texts
     from mm_ldlm.training.spec import TrainingSpec
 
     return {
@@ -310,7 +310,7 @@ def _readers() -> dict[str, Callable[[Path], Any]]:
         "own.json": lambda path: base_from_path(path, lowercase=True),
         "vocab.txt": lambda path: base_from_path(path, lowercase=True),
         "texts.txt": read_texts,
-        "vectors.npy": lambda path: read_vectors(path, dim=3),
+        "vectors.npy": read_array,
         "spec.json": TrainingSpec.read,
         "run.yml": cli._options_in,
     }

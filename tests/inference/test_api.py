@@ -28,6 +28,7 @@ REQUESTS: dict[str, Request] = {
     "invert": lambda model, z: model.invert(z, seed=3),
     "invert, drawn": lambda model, z: model.invert(z, sampler=text_sampler("ancestral", steps=5), length="sample", seed=3),
     "invert, several": lambda model, z: model.invert(z, length="sample", samples=3, keep="all", seed=3),
+    "inversion by search=True": lambda model, z: model.invert(z, search=True, temperature=0.5, seed=3),
     "search": lambda model, z: model.invert(z, search=SearchConfig(candidates=2, rounds=1, resize=0.5, lengths=2), seed=3),
     "infill": lambda model, z: model.infill(MASKED, seed=3),
     "infill given latents": lambda model, z: model.infill(MASKED, latents=z, seed=3),
@@ -99,6 +100,33 @@ def test_the_results_of_a_text_are_those_of_its_row(name: str, model: MMLDLM, un
     other = model.generate(5, seed=4)
     assert len(other) == 5
     assert other.texts != model.generate(5, seed=3).texts
+
+
+EMPTY: dict[str, Request] = {
+    "invert": lambda model, none: model.invert(none, samples=2, keep="all", reembed=True),
+    "search": lambda model, none: model.invert(none, search=True),
+    "encode": lambda model, none: model.encode(none),
+    "embed": lambda model, none: model.embed(none),
+    "neighbours": lambda model, none: model.neighbours(none, np.eye(3, model.dim), k=2),
+    "score": lambda model, none: model.score(none),
+    "score given latents": lambda model, none: model.score(none, latents=none),
+    "infill": lambda model, none: model.infill(none),
+    "edit": lambda model, none: model.edit(none, targets=none),
+    "interpolate": lambda model, none: model.interpolate(none, none),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_list_has_an_empty_result(name: str, model: MMLDLM) -> None:
+    result = EMPTY[name](model, [])
+    if name == "encode":
+        assert result.shape == (0, model.dim)
+    else:
+        assert len(result.to_frame()) == len(getattr(result, result.main)) == 0
+        assert set(result.to_frame().columns) >= {*EMPTY_COLUMNS.get(name, ())}
+
+
+EMPTY_COLUMNS = {"invert": ("text", "cosine", "sample"), "score": ("nll",), "neighbours": ("row", "text")}
 
 
 def test_every_text_sampler_that_fits_the_run_writes_texts(model: MMLDLM, unit_latents: Any) -> None:

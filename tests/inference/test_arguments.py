@@ -15,7 +15,7 @@ from tests.inference.runs import DIM, LATENTS, MULTIMODAL, make, text_run
 
 from mm_ldlm.core import MMLDLMError, SamplingError
 from mm_ldlm.inference import MMLDLM
-from mm_ldlm.inference.arguments import array_of, read_texts, texts_of, vectors_of
+from mm_ldlm.inference.arguments import array_of, texts_of, vectors_of
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.search import SearchConfig
 
@@ -142,7 +142,7 @@ def test_loading_answers_or_refuses(option: str, run_folder: Path) -> None:
     ({"steps": 10_001}, ["steps", 10_001]), ({"samples": True}, ["samples", True]), ({"keep": "bets"}, ["keep", "bets", "best"]),
     ({"length": "longest"}, ["length", "longest"]), ({"length": 13}, [13, 12]), ({"reembed": "yes"}, ["reembed", "yes"]),
     ({"sampler": "confidnece"}, ["confidnece", "confidence"]), ({"search": {"candidates": 0}}, ["search.candidates", 0]),
-    ({"targets": np.ones((2, 5))}, [DIM, (2, 5)]), ({"targets": []}, []), ({"targets": ["w1", ""]}, ["texts[1]"]),
+    ({"targets": np.ones((2, 5))}, [DIM, (2, 5)]), ({"targets": ["w1", ""]}, ["texts[1]"]),
     ({"targets": np.full((3, DIM), np.inf)}, [3]), ({"targets": LATENTS * 1e7}, [4]), ({"targets": b"w1"}, ["bytes"]),
 ])  # fmt: skip
 def test_a_refusal_names_the_argument_and_the_value(
@@ -183,7 +183,7 @@ def test_one_vector_is_one_row_and_bfloat16_is_converted() -> None:
     assert array_of(torch.ones(2, 3, dtype=torch.int16), name="x").dtype == np.int16
 
 
-def test_files_of_vectors_and_texts_are_read_or_refused(
+def test_files_of_vectors_are_read_or_refused(
     model: MMLDLM, tmp_path: Path, unit_latents: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -197,14 +197,6 @@ def test_files_of_vectors_and_texts_are_read_or_refused(
     for name in ("none.npy", "objects.npy", "text.npy", "cut.npy", tmp_path):
         with pytest.raises(SamplingError, match=Path(name).name):
             model.invert(Path(name))
-    Path("a.txt").write_bytes("\ufeffw1 w2\r\n\n  w3\u2028w4 \n".encode())
-    assert read_texts("a.txt") == ["w1 w2", "w3\u2028w4"]
-    Path("latin.txt").write_bytes(b"\xe9")
-    Path("empty.txt").write_text("\n \n")
-    Path("table.csv").write_text("text\nw1\n")
-    for name in ("latin.txt", "empty.txt", "table.csv", "none.txt", "."):
-        with pytest.raises(SamplingError):
-            read_texts(name)
 
 
 def test_a_request_leaves_what_it_was_given_as_it_was(model: MMLDLM) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.inference.runs import DIM, LATENTS, make
+from tests.inference.runs import DIM, LATENTS, BagEncoder, make
 
 from mm_ldlm.core import SamplingError
 from mm_ldlm.extras.editing.requests import lerp, slerp
@@ -111,6 +111,21 @@ def test_pitfall_42_a_text_that_is_too_long_is_refused_or_truncated_on_request(m
         model.embed(["w1", long])
     truncated = model.embed(["w1", long], too_long="truncate")
     assert np.allclose(truncated.latents, model.embed(["w1", " ".join(["w1"] * 12)]).latents)
+
+    class Short(BagEncoder):
+        max_length = 5
+
+        def count_tokens(self, sentences: Any) -> list[int]:
+            return [len(sentence.split()) for sentence in sentences]
+
+    encoder = Short()
+    short = make(encoder=encoder)
+    for call in (short.encode, short.invert, lambda texts: short.neighbours(texts, LATENTS, k=1)):
+        with refuses(SamplingError, "13", "5", "texts[1]", "1 of 2"):
+            call(["w1", long])
+    assert encoder.calls == 0
+    assert short.encode(["w1", long], too_long="truncate").shape == (2, DIM)
+    assert short.invert(LATENTS, length=6, reembed=True).cosines is not None, "texts of the model are not refused"
 
 
 # --- paths and neighbours ---------------------------------------------------------------------------------------------

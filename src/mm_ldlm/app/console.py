@@ -1,53 +1,68 @@
-"""The command line `mm-ldlm`: a group of registered commands, and those that use a trained run.
+"""The command line `mm-ldlm`: registered commands, most of them requests of `MMLDLM`.
 
-Modules of commands import little, so that the help appears at once; torch is imported when a model is loaded. Results
-go to standard output or to the named file, everything else to standard error.
+The command of a request has an argument or an option for each of its parameters, read from its source. torch is
+imported when a model is loaded. Results go to standard output or to the named file, everything else to standard error.
 """
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import functools
+import importlib.util
 import io
-from collections.abc import Callable, Iterator
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
 
 from mm_ldlm.core import MMLDLMError, Registry, SamplingError, mask, reason_of, show
 from mm_ldlm.core.files import write_bytes, write_problem
 
-if TYPE_CHECKING:
-    from mm_ldlm.inference import MMLDLM
-    from mm_ldlm.inference.generating import Keep
-
 COMMANDS = Registry(
     "command",
-    {"run": "mm_ldlm.__main__:run", "invert": "mm_ldlm.app.console:invert", "embed": "mm_ldlm.app.console:embed"},
+    {
+        "run": "mm_ldlm.__main__:run",
+        "invert": "mm_ldlm.inference.generating:invert",
+        "generate": "mm_ldlm.inference.generating:generate",
+        "embed": "mm_ldlm.inference.reading:embed",
+        "encode": "mm_ldlm.inference.reading:encode",
+        "score": "mm_ldlm.inference.reading:score",
+        "neighbours": "mm_ldlm.inference.reading:neighbours",
+    },
     group="commands",
 )
-"""Every command of `mm-ldlm`: objects of click."""
-_RUNS = "data/06_models/runs"
-"""Folder of the runs of the default configuration, of which the newest is used"""
-COLUMNS = ("row", "sample", "cosine", "log_prob", "text")
-"""Columns of `mm-ldlm invert --table`"""
+"""Every command of `mm-ldlm`: objects of click, and requests of `MMLDLM`"""
 
 
 class Commands(click.Group):
-    """The registered commands, of which the help imports all and a call one."""
+    """The registered commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        request = request_at((COMMANDS.external | COMMANDS.known)[cmd_name])
         with messages_only():
-            return cast(click.Command, COMMANDS.load(cmd_name)) if cmd_name in COMMANDS else None
+            return cast(click.Command, COMMANDS.load(cmd_name)) if request is None else command_of(cmd_name, request)
 
 
 @click.command(cls=Commands, name="mm-ldlm")
 @click.version_option(package_name="mm-ldlm", message="%(prog)s %(version)s")
 def commands() -> None:
-    """Run the pipelines, or use, import and export a run."""
+    """Run the pipelines, or use, import and export a trained run.
+
+    Most commands read a file, or standard input (`-`), and write an answer for each of its lines.
+    """
 
 
 @contextmanager
@@ -63,105 +78,186 @@ def messages_only() -> Iterator[None]:
         raise click.ClickException(write_problem(error) or reason_of(error)) from None
 
 
-# --- a trained run ----------------------------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+FORMATS = ("txt", "tsv", "csv", "jsonl", "parquet", "npy")
+"""Formats of results: the answers, one per line; tables with all columns; and vectors"""
+VECTORS = ("Floats", "Embeddings")
+"""Types of results whose answers are vectors"""
+SHARED = {
+    "seed": "Seed of the random draws.",
+    "steps": "Number of steps of the sampler instead of its own.",
+    "temperature": "Temperature of the sampler instead of its own.",
+    "sampler": "Kind of the sampler instead of the model's own.",
+    "too_long": "refuse or truncate texts of more tokens than are read.",
+}
+"""Help of options that many requests have; others are explained under `Args:` in the docstring of the request"""
+COMMON = (
+    click.Option(
+        ["--run"], default="data", show_default=True,
+        help="A run, a checkpoint, or a folder of runs or of data, of which the newest run is used.",
+    ),
+    click.Option(["--checkpoint"], default="latest", show_default=True, help="latest, best or a step of the run."),
+    click.Option(["--device"], help="cpu, cuda or cuda:N; by default the first GPU if there is one."),
+    click.Option(["-o", "--output"], help="File of the results; by default standard output."),
+    click.Option(
+        ["--format"], type=click.Choice(FORMATS),
+        help="By default that of the name of the output; otherwise npy for vectors and txt, one line for each answer.",
+    ),
+    click.Option(["--overwrite"], is_flag=True, help="Replace the output if it exists."),
+)  # fmt: skip
+"""Options of every request"""
 
 
-def _of_run(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that choose the run and its weights."""
-    options = (
-        click.option(
-            "--run", default=_RUNS, show_default=True, help="A run, a checkpoint, or a folder of runs (the newest one)."
-        ),
-        click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step of the run."),
-        click.option("--device", default=None, help="cpu, cuda or cuda:N; by default the first GPU if there is one."),
-        click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random draws."),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
+def request_at(path: str) -> ast.FunctionDef | None:
+    """Read the source of a request, a function of "module:name" whose first argument is the model; None for others.
 
-
-def _load(*, run: str, **weights: Any) -> MMLDLM:
-    from mm_ldlm.inference import MMLDLM
-    from mm_ldlm.training.checkpoints.folder import newest_run
-
-    model = MMLDLM.from_run(run, **weights)
-    if (newest := newest_run(Path(run))) != Path(run):
-        click.echo(f"run {newest}, the newest in {run}; --run chooses another", err=True)
-    return model
-
-
-@click.command()
-@click.argument("file")
-@click.option(
-    "--samples",
-    type=int,
-    default=1,
-    show_default=True,
-    help="Number of texts for each latent; more than one requires a temperature above 0.",
-)
-@click.option("--keep", default="best", show_default=True, help="Which of several texts to print: best or all.")
-@click.option("--temperature", type=float, default=None, help="Temperature of the sampler; 0 by default.")
-@click.option("--steps", type=int, default=None, help="Number of steps of the sampler; 4 by default.")
-@click.option(
-    "--cosine",
-    is_flag=True,
-    help="Embed the texts again, so that the best is the one with the highest cosine instead of the most probable one. "
-    "Requires the encoder of the run.",
-)
-@click.option("--table", is_flag=True, help=f"Print {', '.join(COLUMNS)}, separated by tabs, under a header.")
-@_of_run
-def invert(
-    file: str, samples: int, keep: str, temperature: float | None, steps: int | None, cosine: bool, table: bool,
-    seed: int, **run: Any,
-) -> None:  # fmt: skip
-    """Print a text for each latent of FILE.npy, one per line.
-
-    The file contains raw latents (n, d), as the encoder of the run makes them.
+    Importing the module would import torch, which takes longer than most refusals and every help.
     """
-    with messages_only():
-        model = _load(**run)
-        sampler = None
-        if temperature is not None:
-            sampler = model.model.default_sampler(conditional=True).override(temperature=temperature)
-        made = model.invert(
-            Path(file), sampler=sampler, steps=steps, reembed=cosine, seed=seed, samples=samples,
-            keep=cast("Keep", keep),
+    module, _, name = path.partition(":")
+    try:
+        spec = importlib.util.find_spec(module)
+        tree = ast.parse(Path(str(spec and spec.origin)).read_bytes())
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return None  # `COMMANDS.load` explains it
+    found = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    return next((node for node in found if [each.arg for each in node.args.args[:1]] == ["model"]), None)
+
+
+def command_of(name: str, request: ast.FunctionDef) -> click.Command:
+    """Make the command of a request: an argument for each positional parameter, and an option for each other one."""
+    text, _, arguments = (ast.get_docstring(request) or "").partition("\n\nArgs:\n")
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE)
+    explained = SHARED | {key: words[0].upper() + " ".join(words[1:].split()) for key, words in found}
+    params: list[click.Parameter] = []
+    required = len(request.args.args) - len(request.args.defaults)
+    for place, argument in enumerate(request.args.args[1:], 1):
+        params.append(click.Argument([argument.arg], type=type_of(argument), required=place < required))
+        if argument.arg in explained:
+            text += f"\n\n{argument.arg.upper()}: {explained[argument.arg]}"
+    for argument, default in zip(request.args.kwonlyargs, request.args.kw_defaults, strict=True):
+        if (kind := type_of(argument)) is None:
+            continue
+        value = None if default is None else ast.literal_eval(default)
+        flag = kind is bool
+        option = click.Option(
+            [f"--{argument.arg.replace('_', '-')}"], type=None if flag else kind, is_flag=flag,
+            default=bool(value) if flag else value, required=default is None, show_default=not flag,
+            help=explained.get(argument.arg),
         )  # fmt: skip
-        lines = [" ".join(text.split()) for text in made.texts]  # a tab separates the columns of a table
-        if table:
-            rows = range(len(made)) if made.rows is None else made.rows
-            numbers = [0] * len(made) if made.samples is None else made.samples
-            cosines = [""] * len(made) if made.cosines is None else [f"{value:.4f}" for value in made.cosines]
-            probabilities = [f"{value:.3f}" for value in made.log_probs]
-            cells = zip(rows, numbers, cosines, probabilities, lines, strict=True)
-            lines = ["\t".join(COLUMNS), *("\t".join(map(str, row)) for row in cells)]
-        for line in lines:
-            click.echo(line)
+        params.append(option)
+    vectors = request.returns is not None and ast.unparse(request.returns) in VECTORS
+    callback = functools.partial(answer, name, [each.name for each in params], vectors)
+    text = f"{text}\n\nA file `-` is standard input."
+    return click.Command(name, params=[*params, *COMMON], callback=callback, help=text)
 
 
-@click.command()
-@click.argument("file")
-@click.argument("output")
-@click.option("--draws", type=int, default=4, show_default=True, help="Number of samples whose mean is the latent.")
-@click.option("--steps", type=int, default=None, help="Number of steps of the sampler.")
-@_of_run
-def embed(file: str, output: str, draws: int, steps: int | None, seed: int, **run: Any) -> None:
-    """Embed the texts of FILE, one per line, by the model, and write the latents (n, d) to OUTPUT.npy in float32."""
+def type_of(argument: ast.arg) -> Any:
+    """Return the type of an option of the command line; None for a parameter that has none."""
+    hint = ast.unparse(argument.annotation) if argument.annotation else "str"
+    if "Sequence[Sequence" in hint:  # token ids
+        return None
+    if "Sequence[str]" in hint or "Latents" in hint:
+        return Items(texts="Sequence[str]" in hint, vectors="Latents" in hint)
+    if hint == "Length":
+        return LengthType()
+    return bool if "bool" in hint else {"int": int, "float": float}.get(hint.split(" ")[0], str)
+
+
+class LengthType(click.ParamType):
+    """A length in words, or a number of tokens."""
+
+    name = "length"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return int(value) if str(value).isdecimal() else value
+
+
+@dataclasses.dataclass
+class Items(click.ParamType):
+    """A file of texts, one per line, or of vectors (`.npy`); "-" is standard input."""
+
+    texts: bool
+    vectors: bool
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from mm_ldlm.inference.files import read_array, read_texts
+
+        if not isinstance(value, str) or (not self.texts and Path(value).is_dir()):
+            return value  # a data folder, which the request reads
+        name = ""
+        with tempfile.NamedTemporaryFile() as copy, messages_only():
+            is_array = value.endswith(".npy")
+            if value == "-":
+                raw = sys.stdin.buffer.read()
+                copy.write(raw)
+                copy.flush()
+                value, name, is_array = copy.name, "standard input", raw.startswith(b"\x93NUMPY")
+            array = self.vectors and (is_array or not self.texts)
+            return read_array(value, name=name) if array else read_texts(value, name=name)
+
+
+def answer(
+    request: str, given: Sequence[str], vectors: bool, *, run: str, output: str | None, format: str | None,
+    overwrite: bool, checkpoint: str, device: str | None, **values: Any,
+) -> None:  # fmt: skip
+    """Answer a request by a run, and write the result; everything that can be refused is refused before the work."""
+    from mm_ldlm.inference.files import newest_run
+
+    with messages_only():
+        suffix = "" if output is None else Path(output).suffix.lower().removeprefix(".")
+        form = format or suffix or ("npy" if vectors else "txt")
+        if form not in FORMATS or (form == "npy" and not vectors):
+            raise SamplingError(
+                f"{show(output)}: expected the name of an output that ends in one of {', '.join(FORMATS)} (npy: only "
+                f"vectors), found '{form}'. Choose another name, or the format by --format."
+            )
+        if output is not None and not overwrite and os.path.lexists(output):
+            raise SamplingError(
+                f"{show(output)}: expected a new file, found one. Choose another name, or add --overwrite."
+            )
+        if output is None and form in ("npy", "parquet") and sys.stdout.isatty():
+            raise SamplingError(f"expected a file for the format {form}, found a terminal. Add --output FILE.{form}.")
+        found = newest_run(run)
+        from mm_ldlm.inference import MMLDLM
+
+        model = MMLDLM.from_run(found, checkpoint=checkpoint, device=device)
+        made = COMMANDS.load(request)(model, **{name: values[name] for name in given})
+        data = encoded(made, form)
+        if output is None:
+            click.echo(data, nl=False)
+        else:
+            write_bytes(Path(output), data)
+
+
+def encoded(made: Any, form: str) -> bytes:
+    """Return a result, or an array of vectors, as the bytes of a file."""
     import numpy as np
 
-    from mm_ldlm.inference.arguments import read_texts
+    answers = getattr(made, made.main) if hasattr(made, "main") else made
+    buffer = io.BytesIO()
+    if form == "npy":
+        np.save(buffer, np.asarray(answers, dtype=np.float32), allow_pickle=False)
+        return buffer.getvalue()
+    if form == "txt":
+        return "".join(f"{_line(each)}\n" for each in answers).encode()
+    import pandas as pd
 
-    with messages_only():
-        texts = read_texts(file)
-        if Path(output).suffix != ".npy":  # before the work; the texts themselves are no output either
-            raise SamplingError(
-                f"{show(output)}: expected an output whose name ends in .npy, the format that is written, found "
-                f"another name. Give {show(str(Path(output).with_suffix('.npy')))}."
-            )
-        model = _load(**run)
-        made = model.embed(texts, steps=steps, draws=draws, seed=seed)
-        buffer = io.BytesIO()
-        np.save(buffer, np.asarray(made.latents, dtype=np.float32), allow_pickle=False)
-        write_bytes(Path(output), buffer.getvalue())
-        click.echo(f"{len(made)} latents of dimension {made.latents.shape[1]} in {output}", err=True)
+    frame = made.to_frame() if hasattr(made, "to_frame") else pd.DataFrame({"latent": list(made)})
+    if form == "parquet":
+        frame.to_parquet(buffer)
+        return buffer.getvalue()
+    if form == "jsonl":
+        return (frame.to_json(orient="records", lines=True, force_ascii=False) or "").lstrip("\n").encode()
+    plain = frame.map(lambda value: json.dumps(value.tolist()) if isinstance(value, np.ndarray) else value)
+    return str(plain.to_csv(index=False, sep="\t" if form == "tsv" else ",", lineterminator="\n")).encode()
+
+
+def _line(value: Any) -> str:
+    """Return one answer on one line: a text, a number, or several of them, separated by tabs."""
+    if isinstance(value, str):
+        return " ".join(value.split())
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    return "\t".join(map(_line, value)) if isinstance(value, (list, tuple)) else f"{value:.6g}"

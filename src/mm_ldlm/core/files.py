@@ -167,8 +167,7 @@ def lines_of(text: str) -> list[str]:
     `str.splitlines` also divides at form feeds, U+0085 and U+2028, which occur inside texts and in vocabularies: every
     later line would then get the vector, or the id, of another one.
     """
-    text = text.removesuffix("\n")
-    return [line.removesuffix("\r") for line in text.split("\n")] if text else []
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def array_in(raw: bytes) -> npt.NDArray[Any]:

@@ -2,12 +2,23 @@
 
 `MMLDLM` (`api`) is the Python interface: the loaded model (`model`: its parts, and the conversion of texts and
 latents) with its requests, which are functions (`generating` and `reading`). Families add others under the group
-`requests`. `arguments` is the door: texts, ids, latents and samplers as callers give them. `loading` reads a run
-folder, `writing` computes the batches of a request, and `results` are
+`requests`. `arguments` is the door: texts, ids, latents and samplers as callers give them; `files` reads texts and
+vectors, and finds runs. `loading` reads a run folder, `writing` computes the batches of a request, and `results` are
 the returned tables. `objectives` defines what a model can do, and how it samples and scores. This room imports neither
 Kedro nor MLflow.
 """
 
-from mm_ldlm.inference.api import MMLDLM
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mm_ldlm.inference.api import MMLDLM
 
 __all__ = ["MMLDLM"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "MMLDLM":  # the command line reads `files` and the signatures of requests without importing torch
+        from mm_ldlm.inference.api import MMLDLM
+
+        return MMLDLM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,6 @@ Everything else is checked by `core.check` where a request begins. Below, argume
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,27 +13,23 @@ import pyarrow as pa
 import torch
 
 from mm_ldlm.core import SamplingError, check, parse_kind, show
-from mm_ldlm.core.files import InputFile
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.limits import Draws, Steps
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS
 
 Floats = npt.NDArray[np.float32]
-TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
-"""Suffixes of files whose lines are not texts"""
+MODEL = "the model (tokenizer.max_length)"
 
 # --- texts and ids ----------------------------------------------------------------------------------------------------
 
 
 def texts_of(value: Any, *, name: str = "texts") -> list[str]:
-    """Return non-empty texts as a list: one text, a list, or a column of pandas, numpy or Arrow.
+    """Return texts as a list: one text, a list, or a column of pandas, numpy or Arrow.
 
     Raises:
-        SamplingError: it is something else, empty, or an item is not a text with words.
+        SamplingError: it is something else, or an item is not a text with words.
     """
     texts = [value] if isinstance(value, str) else listed(value, name=name)
-    if not texts:
-        raise SamplingError(f"{name}: expected at least one text, found none.")
     for index, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip() or any("\ud800" <= letter <= "\udfff" for letter in text):
             raise SamplingError(
@@ -58,28 +53,19 @@ def listed(value: Any, *, name: str) -> list[Any]:
         ) from None
 
 
-def read_texts(path: str | Path) -> list[str]:
-    """Read the lines of a UTF-8 text file that are not blank; a table, whose lines are not texts, is refused."""
-    file = InputFile(
-        check(path, str | Path, name="path"), remedy="Give a UTF-8 file with one text per line.", error=SamplingError
-    )
-    if file.check().suffix.lower() in TABLES:
-        file.refuse("one text per line", f"a table ({Path(path).suffix})")
-    return texts_of([line.strip() for line in file.lines() if line.strip()], name=str(path))
-
-
-def check_lengths(ids: Sequence[Sequence[int]], texts: Sequence[str], *, max_length: int) -> None:
-    """Refuse texts without tokens and texts of more tokens than the model reads."""
-    for index, row in enumerate(ids):
-        if not 1 <= len(row) <= max_length:
-            raise SamplingError(
-                f"texts[{index}]: expected 1 to {max_length} tokens (tokenizer.max_length), found {len(row)} in "
-                f"{show(texts[index], 60)}. Remove, shorten or split it."
-            )
+def check_lengths(counts: Sequence[int], texts: Sequence[str], *, most: int, of: str) -> None:
+    """Refuse texts without tokens and texts of more than `most` tokens `of` the model or of the encoder."""
+    if wrong := [row for row, count in enumerate(counts) if not 1 <= count <= most]:
+        row = wrong[0]
+        raise SamplingError(
+            f"texts[{row}]: expected 1 to {most} tokens of {of}, found {counts[row]} in {show(texts[row], 60)}; "
+            f"{len(wrong)} of {len(texts)} texts are like this. Remove, shorten or split them, or pass "
+            "too_long='truncate' to a request that has it."
+        )
 
 
 def check_tokens(ids: Any, texts: Any, *, shape: DataShape) -> None:
-    """Raise SamplingError unless each text has a row of 1..max_length ids of words, and there is at least one."""
+    """Raise SamplingError unless each text has a row of 1..max_length ids of words."""
     rows = listed(list(ids) if getattr(ids, "ndim", 1) == 2 else ids, name="ids")
     names = texts_of(texts)
     if len(rows) != len(names):
@@ -92,7 +78,7 @@ def check_tokens(ids: Any, texts: Any, *, shape: DataShape) -> None:
                 f"ids[{index}]: expected ids of words from 0 to {shape.vocab_size - 1}, without [PAD] and [MASK] "
                 f"({shape.pad_id}, {shape.mask_id}), found {show(row, 60)}."
             )
-    check_lengths(rows, names, max_length=shape.max_length)
+    check_lengths([*map(len, rows)], names, most=shape.max_length, of=MODEL)
 
 
 # --- latents ----------------------------------------------------------------------------------------------------------
@@ -119,12 +105,12 @@ def array_of(values: Any, *, name: str) -> npt.NDArray[Any]:
 
 
 def vectors_of(values: Any, *, dim: int, name: str = "latents", count: int | None = None) -> Floats:
-    """Convert latents to finite float32 (n, dim), n ≥ 1 or n = `count`; a single vector becomes one row."""
-    array = np.atleast_2d(array_of(values, name=name))
-    wrong = len(array) == 0 if count is None else len(array) != count
-    if array.ndim != 2 or array.shape[1] != dim or wrong:
+    """Convert latents to finite float32 (n, dim), n = `count` if it is given; a single vector becomes one row."""
+    array = array_of(values, name=name)
+    array = array.reshape(0, dim) if array.shape == (0,) else np.atleast_2d(array)
+    if array.ndim != 2 or array.shape[1] != dim or count not in (None, len(array)):
         raise SamplingError(
-            f"{name}: expected {'one or more' if count is None else count} vectors of dim {dim}, found shape "
+            f"{name}: expected {'' if count is None else f'{count} '}vectors of dim {dim}, found shape "
             f"{tuple(array.shape)}. Use vectors of the encoder that the model was trained on, one for each text."
         )
     with np.errstate(over="ignore"):
@@ -135,12 +121,6 @@ def vectors_of(values: Any, *, dim: int, name: str = "latents", count: int | Non
             f"{len(array)} vectors (rows {show(rows[:8].tolist(), 60)}). Remove these vectors."
         )
     return array
-
-
-def read_vectors(path: str | Path, *, dim: int) -> Floats:
-    """Read the vectors of a `.npy` file; pickled objects are never loaded."""
-    remedy = "Give a .npy file of vectors, a plain array that numpy.save wrote."
-    return vectors_of(InputFile(path, remedy=remedy, error=SamplingError).array(), dim=dim, name=str(path))
 
 
 def cosines_of(a_nd: Floats, b_nd: Floats) -> npt.NDArray[np.float64]:

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 Keep = Literal["best", "all"]
 """Which of several texts for one latent are kept"""
+SEARCHES = SearchConfig(), SearchConfig(candidates=4, rounds=4)
+"""Searches without a configuration: none, and the one of `search=True`"""
 
 
 def invert(
@@ -29,34 +31,38 @@ def invert(
     *,
     sampler: Any = None,
     steps: int | None = None,
+    temperature: float | None = None,
     length: Length = "argmax",
-    search: SearchConfig | None = None,
+    search: SearchConfig | bool | None = None,
     reembed: bool = False,
     seed: int = 0,
     samples: int = 1,
     keep: Keep = "best",
 ) -> Texts:
-    """Invert embeddings: write a text for each latent, or several.
+    """Write a text for each embedding, or several.
 
     Args:
         targets: raw latents (n, d), the path of a `.npy` file of them, or texts, which the encoder embeds first.
-        sampler: a kind or the configuration of a sampler. A kind alone uses 4 steps at temperature 0; None uses the
-            default sampler of the model. `steps` overrides the number of steps.
-        length: 'argmax' or 'sample' of the length head given the latent, or a number of tokens.
-        search: re-embed candidates and keep the nearest (needs the encoder); see `sampling.search.SearchConfig`.
+        sampler: a kind or the configuration of a sampler; by default that of the model, whose steps and
+            temperature (4 and 0) a kind has as well.
+        steps: number of steps of the sampler instead of its own.
+        temperature: temperature of the sampler instead of its own.
+        length: argmax or sample, of the length head given the latent, or a number of tokens.
+        search: re-embed candidates and keep the nearest (needs the encoder). True searches from 4 candidates in 4
+            rounds; see `sampling.search.SearchConfig` for others.
         reembed: report the cosine of each text to its target also without a search, at one encoder call per text.
         samples: number of texts that are written for each latent. More than one need a sampler with a temperature
-            above 0, or the length 'sample'; otherwise they are equal, with a warning.
-        keep: of several texts, 'best' keeps one for each latent: that of the highest cosine (with `reembed` or
-            `search`), otherwise of the highest log-probability. 'all' keeps them, latent by latent, and `best`
-            marks these.
+            above 0, or the length sample; otherwise they are equal, with a warning.
+        keep: which of several texts are kept, best or all: the one of the highest cosine (with `reembed` or `search`),
+            otherwise of the highest log-probability; or all, latent by latent, of which `best` marks this one.
     """
     model.capabilities.require("l2t")
     seed, reembed = check(seed, Seed, name="seed"), check(reembed, bool, name="reembed")
     samples, keep = check(samples, Candidates, name="samples"), check(keep, Keep, name="keep")
-    config = model.text_sampler(sampler, steps)
+    config = model.text_sampler(sampler, steps, temperature)
     length = length_of(model, length, "l2t", sampler=config)
-    search = SearchConfig() if search is None else parse(SearchConfig, search, at="search")
+    search = SEARCHES[bool(search)] if search is None or isinstance(search, bool) else search
+    search = parse(SearchConfig, search, at="search")
     sources, raw_nd = model.targets(targets)
     latents_nd, count = model.standardised(raw_nd), len(raw_nd)
     tried = 2 * (search.candidates + search.beam) if search.enabled else 1
@@ -82,7 +88,7 @@ def invert(
 
 def _several(made: Texts, count: int, samples: int, keep: Keep) -> Texts:
     """Return the texts of each of `count` latents, all or the best of each; `made` has them sample by sample."""
-    if all(len(set(made.texts[row::count])) == 1 for row in range(count)):
+    if count and all(len(set(made.texts[row::count])) == 1 for row in range(count)):
         log.warning(
             "the %d texts of each latent are equal. Raise the temperature of the sampler above 0, or set the length to "
             "'sample'; if the texts were drawn, the model is certain of them",
@@ -112,26 +118,32 @@ def generate(
     sampler: Any = None,
     latent_sampler: Any = "ddim",
     steps: int | None = None,
+    temperature: float | None = None,
     length: Length = "sample",
     seed: int = 0,
 ) -> Texts:
-    """Generate `n` texts from noise, with their latents if the run generates latents.
+    """Generate texts from noise, with their latents if the run generates latents.
 
-    `order` is 'text_first' (then the latent given the text), 'latent_first' (then the text given the latent) or
-    'together' (ancestral steps in the text and as many DDIM steps in the latent, without guidance). A run that
-    generates no latents has no order. `sampler` is a kind or a configuration; a kind alone uses the model's default
-    steps and temperature for generation, and in the order 'together' the steps of the latent sampler. `steps`
-    overrides the steps of both samplers. Lengths are drawn from the marginal distribution, or given the latent if
-    it is drawn first.
+    Args:
+        n: number of texts.
+        order: text_first (then the latent given the text), latent_first (then the text given the latent) or together
+            (ancestral steps in the text and as many DDIM steps in the latent, without guidance). A run that generates
+            no latents has no order.
+        sampler: a kind or the configuration of a sampler; by default that of the model, whose steps and
+            temperature a kind has as well, or in the order together the steps of the latent sampler.
+        latent_sampler: a kind or the configuration of the sampler of latents.
+        steps: number of steps of both samplers instead of their own.
+        temperature: temperature of the sampler of texts instead of its own.
+        length: argmax or sample, of the marginal distribution or given the latent if it is drawn first, or a number of
+            tokens.
     """
     model.capabilities.require("unconditional")
     n, seed, order = check(n, Rows, name="n"), check(seed, Seed, name="seed"), check(order, JointOrder, name="order")
     joint = bool(model.capabilities.joint_orders)
     latent = latent_sampler_of(latent_sampler, steps if joint else None)
     if joint and order == "together" and (sampler is None or isinstance(sampler, str)):
-        text = model.text_sampler(sampler or "ancestral", getattr(latent, "steps", None), conditional=False)
-    else:
-        text = model.text_sampler(sampler, steps, conditional=False)
+        sampler, steps = sampler or "ancestral", getattr(latent, "steps", None)
+    text = model.text_sampler(sampler, steps, temperature, conditional=False)
     if joint:
         model.capabilities.require_order(order)
         try:

@@ -32,6 +32,7 @@ from mm_ldlm.data.encoders.base import load_encoder, no_encoder, parse_encoder
 from mm_ldlm.data.features import feature_of
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import ShardStore
+from mm_ldlm.inference.files import newest_run
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.models.registry import MODELS
@@ -60,6 +61,8 @@ class Parts:
     checkpoint: Path | None = None
     """None for a model that was not loaded"""
     step: int = 0
+    dataset: Path | None = None
+    """Folder of the dataset that the run was trained on, which may have been removed"""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Fingerprints of the inputs of the run, by name"""
 
@@ -80,7 +83,7 @@ def load_run(
     """
     use_ema, chosen = check(use_ema, bool, name="use_ema"), _device(device)
     which = check(checkpoint, Annotated[str, bounded(min_length=1)] | NonNegativeInt, name="checkpoint")
-    run = folder.newest_run(_existing(path))
+    run = newest_run(path)
     found = folder.find(run, which=str(which).removeprefix("step-"))
     config = run_config(run, found)
     model_config, objective_config = kinds_of(config)
@@ -105,6 +108,7 @@ def load_run(
         no_encoder=no_encoder,
         checkpoint=found,
         step=folder.step_of(found),
+        dataset=Path(os.path.normpath(run.parent / str(config.get("dataset", "")))),
         fingerprints=fingerprints,
     )
 
@@ -175,13 +179,10 @@ def run_config(path: Path, checkpoint: Path) -> dict[str, Any]:
     return {**config, "shape": shape, "fingerprints": fingerprints}
 
 
-def _existing(path: Any) -> Path:
-    """Return the path of a folder."""
-    if isinstance(path, (str, Path)) and os.path.isdir(path):
-        return Path(path)
-    # not of the Path, in which the credentials of an address are not recognised
-    shown = show(str(path) if isinstance(path, Path) else path)
-    raise CheckpointError(f"{shown}: no such run folder. Give the folder of a run, or the one that contains all runs.")
+def dataset_folder(path: str | Path) -> Path:
+    """Return the folder of a dataset, or the one in a data folder, which contains `05_model_input/dataset`."""
+    inner = Path(path) / "05_model_input" / "dataset"
+    return inner if inner.is_dir() else Path(path)
 
 
 def _device(device: Any) -> torch.device:

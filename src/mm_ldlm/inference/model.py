@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, NoReturn, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,20 +18,21 @@ import torch
 from mm_ldlm.core import SamplingError, check, parse_kind, show
 from mm_ldlm.data.latents.normaliser import norms
 from mm_ldlm.inference.arguments import (
+    MODEL,
     Floats,
     check_lengths,
     cosines_of,
     listed,
-    read_vectors,
     texts_of,
     vectors_of,
 )
+from mm_ldlm.inference.files import read_array
 from mm_ldlm.inference.loading import Parts
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Writer, Written
 from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.objectives.capabilities import USES
-from mm_ldlm.sampling.limits import Steps
+from mm_ldlm.sampling.limits import Steps, Temperature
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 Latents = npt.ArrayLike
 """(n, d) raw, or one (d,)"""
 TooLong = Literal["refuse", "truncate"]
-"""Treatment of a text of more tokens than the model reads; encoders truncate."""
+"""Treatment of a text of more tokens than the model, or the encoder, reads"""
 FARTHEST = 1e6
 """Largest standardised coordinate of a latent; those of training data have a standard deviation of about 1"""
 
@@ -156,34 +157,43 @@ class LoadedModel:
 
     # --- to the model -------------------------------------------------------------------------------------------------
 
-    def targets(self, value: Any, *, written: bool = True) -> tuple[list[str | None], Floats]:
+    def targets(
+        self, value: Any, *, written: bool = True, too_long: TooLong = "refuse"
+    ) -> tuple[list[str | None], Floats]:
         """Convert texts, a `.npy` path or vectors to (source texts or None, raw latents).
 
         `written` is whether texts are written from the latents; words that the model cannot write then cause a warning.
         """
         if isinstance(value, Path) or (isinstance(value, str) and value.endswith(".npy")):
-            value = read_vectors(value, dim=self.dim)
+            value = vectors_of(read_array(value), dim=self.dim, name=str(value))
         if not isinstance(value, (str, torch.Tensor)) and getattr(value, "ndim", 1) == 1:
             value = listed(value, name="targets")  # an iterator ends
         if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], str)):
             texts = texts_of(value)
             if written:
                 self.warn_of_unknown(self.tokenizer.encode(texts), texts, effect=ENCODED)
-            return list(texts), self.encoded(texts)
+            return list(texts), self.encoded(texts, too_long=too_long)
         raw_nd = vectors_of(value, dim=self.dim)
         return [None] * len(raw_nd), raw_nd
 
-    def encoded(self, texts: Sequence[str]) -> Floats:
-        """Embed texts by the encoder: raw latents (n, d), checked to be finite and one for each text."""
+    def encoded(self, texts: Sequence[str], *, too_long: TooLong = "refuse") -> Floats:
+        """Embed texts by the encoder: raw latents (n, d), checked to be finite and one for each text.
+
+        A text of more tokens than the encoder reads is refused, or truncated.
+        """
+        most = getattr(self.encoder, "max_length", None) if texts else None
         with self._one_at_a_time[os.getpid()], plain_defaults():
-            return vectors_of(self.encoder.encode(texts), dim=self.dim, name="encoder", count=len(texts))
+            if check(too_long, TooLong, name="too_long") == "refuse" and most is not None:
+                check_lengths(cast(Any, self.encoder).count_tokens(texts), texts, most=most, of="the encoder")
+            found = self.encoder.encode(texts) if texts else []
+            return vectors_of(found, dim=self.dim, name="encoder", count=len(texts))
 
     def ids(self, texts: Sequence[str], *, too_long: TooLong = "refuse", effect: str = READ) -> list[list[int]]:
         """Tokenise texts; each must have 1 to `max_length` ids. Unknown words cause a warning that states `effect`."""
         ids = self.tokenizer.encode(list(texts))
         if check(too_long, TooLong, name="too_long") == "truncate":
             ids = [row[: self.shape.max_length] for row in ids]
-        check_lengths(ids, texts, max_length=self.shape.max_length)
+        check_lengths([*map(len, ids)], texts, most=self.shape.max_length, of=MODEL)
         self.warn_of_unknown(ids, texts, effect=effect)
         return ids
 
@@ -235,11 +245,13 @@ class LoadedModel:
         return vectors_of(raw_nd, dim=self.dim, name="latents that the model drew (a lower guidance keeps them small)")
 
     def cosines(self, texts: Sequence[str], raw_md: Floats) -> npt.NDArray[np.float64]:
-        """Cosines (m,) of the re-embedded texts to raw latents (m, d)."""
-        return cosines_of(self.encoded(texts), raw_md)
+        """Cosines (m,) of the re-embedded texts, which the model wrote, to raw latents (m, d)."""
+        return cosines_of(self.encoded(texts, too_long="truncate"), raw_md)
 
-    def text_sampler(self, sampler: Any, steps: int | None, *, conditional: bool = True) -> Any:
-        """Return the configuration of a text sampler.
+    def text_sampler(
+        self, sampler: Any, steps: int | None, temperature: float | None = None, *, conditional: bool = True
+    ) -> Any:
+        """Return the configuration of a text sampler, with the caller's steps and temperature.
 
         None is the default of the model; a kind has the steps and the temperature of the default.
 
@@ -247,13 +259,14 @@ class LoadedModel:
             ConfigurationError: there is no such kind, or a value is out of range; the message lists the kinds.
         """
         steps, default = check(steps, Steps | None, name="steps"), self.model.default_sampler(conditional=conditional)
+        temperature = check(temperature, Temperature | None, name="temperature")
         if isinstance(sampler, str):
             known = getattr(TEXT_SAMPLERS.find(sampler, at="sampler"), "__dataclass_fields__", {})
             kept = [key for key in ("steps", "temperature") if key in known and hasattr(default, key)]
             inner = {"inner": default} if "inner" in known else {}
             sampler = {"kind": sampler, **{key: getattr(default, key) for key in kept}, **inner}
         chosen = parse_kind(TEXT_SAMPLERS, default if sampler is None else sampler, at="sampler")
-        return chosen if steps is None else chosen.override(steps=steps)
+        return chosen if steps is temperature is None else chosen.override(steps=steps, temperature=temperature)
 
     def texts(
         self,

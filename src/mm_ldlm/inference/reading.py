@@ -4,12 +4,18 @@ The negative log-likelihood of a text is exact, or an upper bound (NELBO).
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mm_ldlm.core import PositiveInt, SamplingError, Seed, check
+from mm_ldlm.data.corpus.record import SPLITS
+from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.sentences import latents_of
 from mm_ldlm.inference.arguments import Floats, check_tokens, latent_sampler_of, texts_of, vectors_of
+from mm_ldlm.inference.files import read_array
+from mm_ldlm.inference.loading import dataset_folder
 from mm_ldlm.inference.model import Latents, LoadedModel, TooLong
 from mm_ldlm.inference.results import Embeddings, Neighbours, Scores
 from mm_ldlm.inference.writing import Values, refuse_texts_beyond_memory
@@ -19,9 +25,9 @@ STATISTICS = ("mask_ratio", "masked", "correct", "cross_entropy")
 """Numbers that each draw of a bound leaves for a text, besides the bound (`objectives.generation.Likelihood`)"""
 
 
-def encode(model: LoadedModel, texts: Sequence[str] | str) -> Floats:
+def encode(model: LoadedModel, texts: Sequence[str] | str, *, too_long: TooLong = "refuse") -> Floats:
     """Embed texts by the encoder: raw latents (n, d)."""
-    return model.encoded(texts_of(texts))
+    return model.encoded(texts_of(texts), too_long=too_long)
 
 
 def embed(
@@ -35,11 +41,12 @@ def embed(
     too_long: TooLong = "refuse",
     seed: int = 0,
 ) -> Embeddings:
-    """Embed texts by the model instead of the encoder: the mean of `draws` samples of the latent.
+    """Embed texts by the model instead of the encoder.
 
-    `ids` are the tokens of the texts (each of 1..max_length ids), as stores contain them; None tokenises the texts.
-    `sampler="one_step"` is the regression baseline with one model call. `too_long="truncate"` truncates long texts,
-    as encoders do.
+    Args:
+        ids: tokens of the texts (each of 1..max_length ids), as stores contain them; None tokenises the texts.
+        sampler: kind of the latent sampler; one_step is the regression baseline with one model call.
+        draws: number of samples of a latent, whose mean is the result; by default 1.
     """
     model.capabilities.require("t2l")
     texts = texts_of(texts)
@@ -53,16 +60,43 @@ def embed(
     return Embeddings(tuple(texts), raw_nd, raw_Knd, calls, unknown=model.unknown(ids))
 
 
-def neighbours(model: LoadedModel, latents: Latents, store: Latents, *, k: int = 5) -> Neighbours:
-    """Find the k rows of `store`, raw latents (m, d), nearest to each raw latent by cosine."""
+def neighbours(
+    model: LoadedModel,
+    latents: Latents | Sequence[str] | str | Path,
+    store: Latents | str | Path | None = None,
+    *,
+    k: int = 5,
+) -> Neighbours:
+    """Find the nearest latents by cosine, with their texts.
+
+    Args:
+        latents: raw latents (n, d), the path of a `.npy` file of them, or texts, which the encoder embeds first.
+        store: raw latents (m, d), the path of a `.npy` file of them, or a data folder (data/own_csv), whose texts are
+            returned as well; by default the dataset that the run was trained on.
+        k: number of neighbours.
+    """
     from sklearn.neighbors import NearestNeighbors
 
-    raw_nd, store_md = vectors_of(latents, dim=model.dim), vectors_of(store, dim=model.dim, name="store")
+    raw_nd, dataset, rows_m = model.targets(latents, written=False)[1], None, np.zeros(0, dtype=np.int64)
+    if store is None or (isinstance(store, (str, Path)) and not str(store).endswith(".npy")):
+        if (folder := model.parts.dataset if store is None else dataset_folder(store)) is None:
+            raise SamplingError("store: expected latents or a data folder, found none. Give one: no run was loaded.")
+        dataset = Dataset.open(folder)
+        rows_m = np.concatenate([dataset.rows(split) for split in SPLITS])
+        store = latents_of(dataset, rows_m)
+    store = read_array(store) if isinstance(store, (str, Path)) else store
+    store_md = vectors_of(store, dim=model.dim, name="store")
     if check(k, PositiveInt, name="k") > len(store_md):
         raise SamplingError(f"k: expected at most the {len(store_md)} rows of the store, found {k}.")
+    if not len(raw_nd):
+        return Neighbours(np.zeros((0, k), dtype=np.int64), np.zeros((0, k)), ())
     nearest = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(store_md)
     distances_nk, rows_nk = nearest.kneighbors(raw_nd)
-    return Neighbours(rows_nk, 1 - distances_nk)
+    if dataset is None:
+        return Neighbours(rows_nk, 1 - distances_nk)
+    rows_nk = rows_m[rows_nk]
+    texts = dataset.records.take(rows_nk.ravel()).column("text").to_numpy().reshape(-1, k)
+    return Neighbours(rows_nk, 1 - distances_nk, tuple(map(tuple, texts)))
 
 
 def score(
@@ -74,11 +108,15 @@ def score(
     draws: int = 16,
     seed: int = 0,
 ) -> Scores:
-    """Compute −log p of each text in nats, given its raw latent or without one: exact, or an upper bound (NELBO).
+    """Compute −log p of each text in nats: exact, or an upper bound (NELBO).
 
-    The upper bound is −log p(length) plus the NELBO of the tokens, estimated by `draws` low-discrepancy draws for
-    each text, with its standard error. `capabilities.likelihood` states whether the value is exact. For `ids` see
-    `embed`.
+    The upper bound is −log p(length) plus the NELBO of the tokens, with its standard error.
+    `capabilities.likelihood` states whether the value is exact.
+
+    Args:
+        ids: see `embed`.
+        latents: raw latent of each text, given which it is scored; None scores it without one.
+        draws: number of low-discrepancy draws that estimate an upper bound.
     """
     model.capabilities.require("score" if latents is None else "score_given_latent")
     draws, seed = check(draws, Draws, name="draws"), check(seed, Seed, name="seed")
@@ -90,7 +128,7 @@ def score(
     writer, is_bound = model.writer, model.capabilities.likelihood == "bound"
     draws = draws if is_bound else 1
     refuse_texts_beyond_memory(len(ids), tokens=model.max_length, numbers=draws * (1 + len(STATISTICS)))
-    lengths, length_nll = np.array([len(row) for row in ids]), np.zeros(len(ids))
+    lengths, length_nll = np.array([len(row) for row in ids], dtype=np.int64), np.zeros(len(ids))
     if model.model.has_length:
         log_probs_nN = writer.length_log_probs(latents_nd, rows=len(ids)).double().cpu().numpy()
         length_nll = -log_probs_nN[np.arange(len(ids)), lengths - 1]
@@ -108,7 +146,7 @@ def score(
 
     with writer.computing(work, lengths.tolist(), "scoring") as (batches, results):
         found = {name: np.ascontiguousarray(value_nK.T) for name, value_nK in writer.joined(batches, results).items()}
-    nll_Kn = found["nll"]
+    nll_Kn = found.get("nll", np.zeros((draws, 0)))
     spread = nll_Kn.std(axis=0, ddof=1) / draws**0.5 if draws > 1 else np.full(len(ids), np.nan)
     return Scores(
         texts=tuple(texts),

@@ -8,8 +8,9 @@ n texts, d latent dimension, K draws.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,8 @@ Ints = npt.NDArray[np.integer]
 class Texts:
     """Texts that a sampler wrote."""
 
+    main: ClassVar[str] = "texts"
+    """The field that answers the request"""
     texts: tuple[str, ...]
     tokens: tuple[tuple[int, ...], ...] = field(repr=False)
     log_probs: Floats = field(repr=False)
@@ -43,11 +46,13 @@ class Texts:
     unknown: Floats | None = field(default=None, repr=False)
     """(n,) fraction of the tokens of each source that are [UNK]; None without sources"""
     rows: Ints | None = None
-    """(n,) latent of the request that each text was written for, where several texts were written for each"""
+    """(n,) latent, or pair of latents, of the request that each text was written for, where each has several texts"""
     samples: Ints | None = None
     """(n,) number of the text among those of its latent, from 0"""
     best: npt.NDArray[np.bool_] | None = None
     """(n,) whether the text is the best of its latent: of the highest cosine, or log-probability without cosines"""
+    fractions: Floats | None = None
+    """(n,) position of an interpolated latent: 0 at the first of its pair, 1 at the second"""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -68,7 +73,7 @@ class Texts:
             source=self.sources, text=self.texts, length=[len(tokens) for tokens in self.tokens],
             log_prob=self.log_probs, model_calls=self.model_calls, encoder_calls=self.encoder_calls,
             cosine=self.cosines, latent=self.latents, latent_norm=self.latent_norms, unknown=self.unknown,
-            row=self.rows, sample=self.samples, best=self.best,
+            row=self.rows, sample=self.samples, best=self.best, fraction=self.fractions,
         )  # fmt: skip
 
 
@@ -76,6 +81,7 @@ class Texts:
 class Embeddings:
     """Latents that a sampler drew for texts."""
 
+    main: ClassVar[str] = "latents"
     sources: tuple[str, ...]
     latents: Floats = field(repr=False)
     """(n, d) raw: the mean of the draws, of unit norm if the encoder's vectors have unit norm"""
@@ -94,27 +100,10 @@ class Embeddings:
 
 
 @dataclass(frozen=True)
-class Interpolations:
-    """Texts written at interpolated latents."""
-
-    pairs: Ints
-    """(n,) number of the pair"""
-    fractions: Floats
-    """(n,) position between the two latents: 0 at the first, 1 at the second"""
-    written: Texts
-
-    def to_frame(self) -> pd.DataFrame:
-        """Convert to a table with one row per interpolated latent."""
-        frame = self.written.to_frame()
-        frame.insert(0, "pair", self.pairs)
-        frame.insert(1, "fraction", self.fractions)
-        return frame
-
-
-@dataclass(frozen=True)
 class Scores:
     """Negative log-likelihoods of texts in nats: exact, or upper bounds (NELBO)."""
 
+    main: ClassVar[str] = "nll"
     texts: tuple[str, ...]
     tokens: Ints
     """(n,) number of tokens of each text"""
@@ -158,17 +147,25 @@ class Scores:
 class Neighbours:
     """The k nearest of other latents to each of n latents, nearest first."""
 
+    main: ClassVar[str] = "nearest"
     rows: Ints
-    """(n, k) row among the other latents"""
+    """(n, k) row among the other latents, or of the records of the dataset"""
     cosines: Floats
     """(n, k)"""
+    texts: tuple[tuple[str, ...], ...] | None = None
+    """(n, k) texts of these rows of a dataset; None for latents without texts"""
+
+    @property
+    def nearest(self) -> Any:
+        """(n, k) the texts, or the rows of latents without texts"""
+        return self.rows if self.texts is None else self.texts
 
     def to_frame(self) -> pd.DataFrame:
         """Convert to a table with one row per (query, rank)."""
         n, k = self.rows.shape
         return _table(
             query=np.repeat(np.arange(n), k), rank=np.tile(np.arange(1, k + 1), n), row=self.rows.ravel(),
-            cosine=self.cosines.ravel(),
+            cosine=self.cosines.ravel(), text=None if self.texts is None else [*itertools.chain(*self.texts)],
         )  # fmt: skip
 
 

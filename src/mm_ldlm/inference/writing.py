@@ -9,7 +9,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -46,13 +46,13 @@ Cosines = Callable[[list[list[int]], list[int]], np.ndarray]
 
 @dataclass(frozen=True)
 class Written:
-    """Texts written for the n canvases of a request, in its order."""
+    """Texts written for the n canvases of a request, in its order; by default for none."""
 
-    tokens: Sequence[tuple[int, ...]]
-    log_probs: np.ndarray
+    tokens: Sequence[tuple[int, ...]] = ()
+    log_probs: np.ndarray = field(default_factory=lambda: np.zeros(0))
     """(n,) nats, summed over the written tokens"""
-    model_calls: np.ndarray
-    encoder_calls: np.ndarray
+    model_calls: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    encoder_calls: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     cosines: np.ndarray | None = None
     latents_nd: np.ndarray | None = None
     """Standardised latents that were drawn with the texts"""
@@ -95,12 +95,14 @@ class Writer:
     def joined(self, batches: Sequence[Any], results: Iterable[Values]) -> dict[str, Any]:
         """Join the values of the batches in the order of the request: tensors to arrays (n, ...), lists to lists.
 
+        A request without rows has no values.
+
         Raises:
             SamplingError: a number is not finite; the message names the rows, and a damaged weight if there is one.
         """
-        order = np.argsort(np.concatenate(batches))
         every, found = list(results), dict[str, Any]()
-        for name in every[0]:
+        order = np.argsort(np.concatenate([[], *batches]))
+        for name in every[0] if every else ():
             parts = [values[name] for values in every]
             if isinstance(parts[0], Tensor):
                 found[name] = torch.cat(parts).cpu().numpy()[order]
@@ -112,7 +114,7 @@ class Writer:
 
     def check_finite(self, values: np.ndarray, name: str) -> None:
         """Raise SamplingError unless all values (n, ...) that the model returned for n inputs are finite."""
-        rows = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+        rows = np.flatnonzero(~np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
         if rows.size:
             inputs = "its weights are finite. Check the size of the latents and the sampler (guidance, t_max)."
             raise SamplingError(
@@ -235,7 +237,7 @@ class Writer:
             }
 
         with self.computing(work, longest, "searching") as (batches, results):
-            return Written(**self.joined(batches, results))
+            return Written(**{"cosines": np.zeros(0), **self.joined(batches, results)})
 
     def _starting_canvases(
         self, latents_nd: Tensor, first: Sequence[int], config: SearchConfig
@@ -271,6 +273,8 @@ class Writer:
 
         with self.computing(work, [len(row) for row in ids], "drawing latents") as (batches, results):
             found = self.joined(batches, results)
+        if not ids:
+            return torch.zeros(getattr(sampler, "draws", 1), 0, self.model.dim), Written().model_calls
         draws_nKd = torch.from_numpy(found["latents"]).to(self.model.device)
         return draws_nKd.transpose(0, 1).contiguous(), found["model_calls"]
 

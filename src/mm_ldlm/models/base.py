@@ -82,7 +82,8 @@ def build_on_meta(make: Callable[[], Any], generator: torch.Generator) -> Any:
     try:
         with torch.device("meta"):
             model = make()
-        model.to_empty(device="cpu")
+        # `to_empty` without `empty_like`, which imports sympy for meta tensors: a second of every start
+        model._apply(lambda value: torch.empty(value.shape, dtype=value.dtype))
     except (RuntimeError, OverflowError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigurationError(

@@ -239,15 +239,6 @@ def test_a_copy_under_another_name_can_be_used_but_is_not_the_latest(tmp_path: P
     assert chosen_run(str(directory / "mine"))["checkpoint"] == "mine"
 
 
-def test_the_run_that_wrote_last_is_the_newest(tmp_path: Path) -> None:
-    for number, name in enumerate(("b", "a", "c")):
-        run_of(tmp_path, 2)
-        (tmp_path / "run").rename(tmp_path / f"run-{name}")
-        os.utime(tmp_path / f"run-{name}" / "checkpoints" / name_of(2) / MARKER, (number, number))
-    assert folder.newest_run(tmp_path).name == "run-c"
-    assert folder.newest_run(tmp_path / "run-a").name == "run-a"
-
-
 def test_a_folder_that_cannot_be_copied_leaves_the_old_checkpoints(tmp_path: Path, refuses: Callable[..., Any]) -> None:
     directory = run_of(tmp_path, 2)
     with refuses(CheckpointError, "gone", name_of(4)):

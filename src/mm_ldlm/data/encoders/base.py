@@ -59,6 +59,8 @@ class Encoder(abc.ABC):
 
     dim: int
     """Dimension d of the vectors"""
+    max_length: int | None = None
+    """Largest number of tokens, special ones included, that it reads of a sentence; None if that is unknown"""
 
     def __init__(self, located: LocatedEncoder) -> None:
         self.located = located
@@ -78,6 +80,10 @@ class Encoder(abc.ABC):
     def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return (n, d) float32 in the order of the sentences."""
         return self.run(self.prepare(sentences))
+
+    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
+        """Count the tokens of each sentence before it is truncated to `max_length`."""
+        raise NotImplementedError
 
     def verify(self) -> None:
         """Check that the encoder is still the one that was located; the extraction calls it before it writes a shard.

@@ -41,6 +41,11 @@ class TransformerEncoder(Encoder):
             )
         self._final_id = self._missing_final_token()
         self.dim = int(located.truncate_dim or self.model.config.hidden_size)
+        self.max_length = self.spec.max_length
+
+    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
+        counts = _count(self.tokenizer, self.spec.prompt, sentences)
+        return [count + (self._final_id is not None) for count in counts]
 
     def tokenise(self, sentences: Sequence[str]) -> list[list[int]]:
         """Return ids with prompt and special tokens, truncated to the spec's maximum."""
@@ -162,6 +167,10 @@ class SentenceTransformersEncoder(Encoder):
         if max_length is not None:
             self.model.max_seq_length = min(max_length, self.model.max_seq_length or max_length)
         self.dim = int(self.encode(["dim"]).shape[1])
+        self.max_length = self.model.max_seq_length
+
+    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
+        return _count(self.model.tokenizer, self.spec.prompt, sentences)
 
     def run(self, prepared: list[str]) -> npt.NDArray[np.float32]:
         """Return (n, d) float32 in the order of the sentences."""
@@ -187,6 +196,11 @@ def pool(hidden_BLd: torch.Tensor, valid_BL: torch.Tensor, *, how: Pooling) -> t
     first_B, last_B = valid_BL.int().argmax(1), valid_BL.shape[1] - 1 - valid_BL.flip(1).int().argmax(1)
     position_B = first_B if how == "cls" else last_B
     return hidden_BLd[torch.arange(len(hidden_BLd), device=hidden_BLd.device), position_B]
+
+
+def _count(tokenizer: Any, prompt: str, sentences: Sequence[str]) -> list[int]:
+    ids = tokenizer([prompt + sentence for sentence in sentences], truncation=False, verbose=False)["input_ids"]
+    return [len(row) for row in ids]
 
 
 def _load_tokenizer(located: LocatedWeights) -> Any:

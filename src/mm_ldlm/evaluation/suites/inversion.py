@@ -141,7 +141,9 @@ def reembedding_cosine(model: Any, texts: Sequence[str], latents_nd: np.ndarray)
     found_n, filled = np.zeros(len(texts)), [i for i, text in enumerate(texts) if text.strip()]
     if filled:
         distinct = list(dict.fromkeys(texts[i] for i in filled))
-        encoded = dict(zip(distinct, np.asarray(model.encode(distinct), dtype=np.float64), strict=True))
+        encoded = dict(
+            zip(distinct, np.asarray(model.encode(distinct, too_long="truncate"), dtype=np.float64), strict=True)
+        )
         vectors, targets = np.stack([encoded[texts[i]] for i in filled]), latents_nd[filled].astype(np.float64)
         norm_n = np.linalg.norm(vectors, axis=1) * np.linalg.norm(targets, axis=1)
         found_n[filled] = (vectors * targets).sum(axis=1) / norm_n

@@ -160,7 +160,7 @@ def _zero_shot(
         "unknown_fraction": sum(row.count(model.tokenizer.unk_id) for row in tokens) / sum(map(len, tokens)),
     }
     for name in parts:
-        latents_nd = model.encode(texts) if name == "given_latent" else None
+        latents_nd = model.encode(texts, too_long="truncate") if name == "given_latent" else None
         found[name] = _summary(cost(texts, ids=tokens, latents=latents_nd), config)
     return found
 

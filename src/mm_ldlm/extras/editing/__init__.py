@@ -6,6 +6,11 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "edit": "mm_ldlm.extras.editing.requests:edit",
         "interpolate": "mm_ldlm.extras.editing.requests:interpolate",
     },
+    "commands": {
+        "infill": "mm_ldlm.extras.editing.requests:infill",
+        "edit": "mm_ldlm.extras.editing.requests:edit",
+        "interpolate": "mm_ldlm.extras.editing.requests:interpolate",
+    },
     "tasks": {
         "infill": "mm_ldlm.extras.editing.tasks:Infill",
         "edit": "mm_ldlm.extras.editing.tasks:Edit",

@@ -10,10 +10,10 @@ import torch
 
 from mm_ldlm.core import Fraction, SamplingError, Seed, bounded, check, show
 from mm_ldlm.extras.editing.verbatim import Template, rewritten, with_masks
-from mm_ldlm.inference.arguments import check_lengths, texts_of, vectors_of
+from mm_ldlm.inference.arguments import MODEL, check_lengths, texts_of, vectors_of
 from mm_ldlm.inference.generating import invert
 from mm_ldlm.inference.model import READ, Latents, LoadedModel
-from mm_ldlm.inference.results import Interpolations, Texts
+from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Values, Writer, Written, refuse_texts_beyond_memory
 from mm_ldlm.pipelines.sampling.config import Curve, Points, Which
 from mm_ldlm.sampling.limits import Length
@@ -34,12 +34,17 @@ def infill(
     latents: Latents | None = None,
     sampler: Any = None,
     steps: int | None = None,
+    temperature: float | None = None,
     mask: str = "[MASK]",
     seed: int = 0,
 ) -> Texts:
-    """Infill texts: replace every `mask` by one token, given a latent or unconditionally.
+    """Fill the gaps of texts, each with one token, given a latent or unconditionally.
 
     Everything else in a text stays verbatim, also words that are [UNK] to the model.
+
+    Args:
+        latents: raw latent of each text, given which its gaps are filled; None fills them without one.
+        mask: mark of a gap in the texts.
 
     Raises:
         SamplingError: a text has no `mask`, is empty, or is too long.
@@ -51,12 +56,13 @@ def infill(
         raise SamplingError(
             f"infill: expected at least one {show(mask, 60)} in each text, found none in {show(without[0], 60)}."
         )
-    templates, canvases = zip(*(with_masks(text, mask, model.tokenizer) for text in listed), strict=True)
-    check_lengths(canvases, listed, max_length=model.max_length)
+    marked = [with_masks(text, mask, model.tokenizer) for text in listed]
+    templates, canvases = [template for template, _ in marked], [canvas for _, canvas in marked]
+    check_lengths([*map(len, canvases)], listed, most=model.max_length, of=MODEL)
     model.warn_of_unknown(canvases, listed, effect=KEPT)
     raw_nd = None if latents is None else vectors_of(latents, dim=model.dim, count=len(listed))
     latents_nd = None if raw_nd is None else model.standardised(raw_nd)
-    config = model.text_sampler(sampler, steps)
+    config = model.text_sampler(sampler, steps, temperature)
     written = model.writer.write(canvases, latents_nd=latents_nd, sampler=config, seed=seed)
     made = model.texts(written, listed, raw_nd, texts=_filled(model, templates, written))
     return replace(made, unknown=model.unknown(canvases))  # the marks of the gaps are not words of the text
@@ -71,19 +77,24 @@ def edit(
     which: Which = "least_likely",
     sampler: Any = None,
     steps: int | None = None,
+    temperature: float | None = None,
     reembed: bool = False,
     seed: int = 0,
 ) -> Texts:
-    """Edit texts: rewrite a fraction `strength` of the tokens of each source, given a target latent.
+    """Rewrite a part of each text, given a target latent.
 
-    `which` chooses the tokens: those that are least likely given the target latent (four more model calls), or
-    random ones. The number of tokens does not change; strength 0 returns the source, 1 keeps only its length.
-    The tokens that are not rewritten stay verbatim.
+    The number of tokens does not change. The tokens that are not rewritten stay verbatim.
+
+    Args:
+        targets: raw latents, the path of a `.npy` file of them, or texts: one, or one for each source.
+        strength: fraction of the tokens that are rewritten; 0 returns the source, 1 keeps only its length.
+        which: least_likely (given the target latent, at four more model calls) or random tokens.
+        reembed: report the cosine of each text to its target, at one encoder call per text.
     """
     model.capabilities.require("edit")
     seed, reembed = check(seed, Seed, name="seed"), check(reembed, bool, name="reembed")
     strength, which = check(strength, Fraction, name="strength"), check(which, Which, name="which")
-    listed, config = texts_of(sources, name="sources"), model.text_sampler(sampler, steps)
+    listed, config = texts_of(sources, name="sources"), model.text_sampler(sampler, steps, temperature)
     _, raw_nd = model.targets(targets)
     raw_nd = np.repeat(raw_nd, len(listed), axis=0) if len(raw_nd) == 1 else raw_nd
     latents_nd = model.standardised(vectors_of(raw_nd, dim=model.dim, count=len(listed)))
@@ -135,7 +146,7 @@ def remask(
 
     with writer.computing(work, [len(row) for row in ids], "choosing") as (batches, results):
         found = writer.joined(batches, results)
-    return found["canvases"], found["calls"]
+    return found.get("canvases", []), found.get("calls", np.zeros(0, dtype=int))
 
 
 # --- between latents --------------------------------------------------------------------------------------------------
@@ -152,11 +163,18 @@ def interpolate(
     length: Length = "argmax",
     reembed: bool = False,
     seed: int = 0,
-) -> Interpolations:
-    """Write texts at `steps` points from each latent of `a` to that of `b`, including both ends.
+) -> Texts:
+    """Write texts between pairs of latents, at `steps` points from each of `a` to that of `b`, including both ends.
 
-    'slerp' interpolates along the great circle (and the norms linearly), 'lerp' along the line between the raw
-    vectors.
+    `rows` of the result are the numbers of the pairs.
+
+    Args:
+        a: first latents, the path of a `.npy` file of them, or texts.
+        b: last latents, one for each of `a`.
+        steps: number of texts of each pair.
+        path: slerp, along the great circle (and the norms linearly), or lerp, along the line between the raw vectors.
+        length: argmax or sample, of the length head given the latent, or a number of tokens.
+        reembed: report the cosine of each text to its latent, at one encoder call per text.
     """
     model.capabilities.require("interpolate")
     steps, path = check(steps, Points, name="steps"), check(path, Curve, name="path")
@@ -176,7 +194,7 @@ def interpolate(
     inner = [None] * (steps - 2)
     sources = [text for first, last in zip(sources_a, sources_b, strict=True) for text in (first, *inner, last)]
     pairs = np.repeat(np.arange(len(raw_a)), steps)
-    return Interpolations(pairs, np.tile(fractions, len(raw_a)), replace(written, sources=tuple(sources)))
+    return replace(written, sources=tuple(sources), rows=pairs, fractions=np.tile(fractions, len(raw_a)))
 
 
 def lerp(a_nd: Floats, b_nd: Floats, fraction: float) -> Floats:

@@ -62,4 +62,4 @@ class Interpolate(Task):
             list(own.starts), list(own.ends), steps=own.steps, path=own.path, sampler=self.sampling.text,
             length=self.sampling.length, reembed=True, seed=seed,
         )  # fmt: skip
-        return [text_rows(path.written, pair=path.pairs, fraction=path.fractions)]
+        return [text_rows(path, pair=path.rows)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from mm_ldlm.core import CheckpointError
 from mm_ldlm.core.files import is_taken, new_directory
 from mm_ldlm.extras.foreign_checkpoints import reading as legacy
+from mm_ldlm.inference.files import newest_run
 from mm_ldlm.inference.loading import run_config
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import CONFIG
@@ -31,7 +32,7 @@ def export_checkpoint(run: Path, target: Path, *, checkpoint: str = "latest", us
         CheckpointError: there is no such run or checkpoint, or the folder exists.
     """
     refuse_existing(target)
-    run = folder.newest_run(run)
+    run = newest_run(run)
     found = folder.find(run, which=checkpoint.removeprefix("step-"))
     run_config(run, found)  # refuses a run that cannot be imported again
     config = next(place / CONFIG for place in (run, *found.parents[:2]) if (place / CONFIG).is_file())

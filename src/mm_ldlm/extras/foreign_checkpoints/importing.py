@@ -21,6 +21,7 @@ from mm_ldlm.extras.foreign_checkpoints import reading as legacy
 from mm_ldlm.extras.foreign_checkpoints.converting import Converted, convert, head_dim_of
 from mm_ldlm.extras.foreign_checkpoints.exporting import refuse_existing
 from mm_ldlm.extras.foreign_checkpoints.reading import Legacy
+from mm_ldlm.inference.files import newest_run
 from mm_ldlm.inference.loading import kinds_of, root_of, run_config
 from mm_ldlm.models.base import DataShape, init_weights
 from mm_ldlm.models.registry import MODELS
@@ -77,7 +78,7 @@ def _described(found: Legacy, given: Given, temporary: Path) -> tuple[dict[str, 
     if described or key != "ddit":
         _refuse_unread(found.file, given)
     if given.like is not None:
-        run = folder.newest_run(given.like)
+        run = newest_run(given.like)
         checkpoint = folder.find(run)
         return run_config(run, checkpoint), checkpoint
     if described:

@@ -137,7 +137,8 @@ class _ForNewTexts(Encoder):
 
     def __init__(self, encoder: Encoder, declared: LocatedEncoder) -> None:
         super().__init__(declared)
-        self._encoder, self.dim = encoder, encoder.dim
+        self._encoder, self.dim, self.max_length = encoder, encoder.dim, encoder.max_length
+        self.count_tokens = encoder.count_tokens
 
     def prepare(self, sentences: Sequence[str]) -> Any:
         return self._encoder.prepare(sentences)

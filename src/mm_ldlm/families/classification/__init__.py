@@ -15,6 +15,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "sections": {"classification": "mm_ldlm.families.classification.suite:ClassificationSection"},
     "uses": {"classify": "mm_ldlm.families.classification:CLASSIFY"},
     "suites": {"classification": "mm_ldlm.families.classification.suite:Classification"},
+    "commands": {"classify": "mm_ldlm.families.classification.requests:classify"},
     "requests": {
         "classify": "mm_ldlm.families.classification.requests:classify",
         "classify_tokens": "mm_ldlm.families.classification.requests:classify_tokens",

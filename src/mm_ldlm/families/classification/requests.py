@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ PROBABILITIES = "probabilities_of_classes"
 class Classes:
     """Classes of texts, of pairs of texts, or of latents."""
 
+    main: ClassVar[str] = "labels"
     sources: tuple[str | None, ...]
     """The text, the first text of a pair, or None for a latent"""
     names: tuple[str, ...]
@@ -68,16 +69,17 @@ def classify(
     second: Sequence[str] | str | None = None,
     too_long: TooLong = "refuse",
 ) -> Classes:
-    """Assign each item to a class; `model.classifies` of the run states what an item is.
+    """Assign each text, latent or pair of texts to a class; `model.classifies` of the run states which.
 
-    `items` are texts; for a classifier of latents also raw latents or a `.npy` file, and the encoder embeds texts
-    first. `second` is the second text of each pair, for a run that compares pairs.
+    Args:
+        items: texts; for a classifier of latents also raw latents or a `.npy` file, and the encoder embeds texts first.
+        second: second text of each pair, for a run that compares pairs.
     """
     model.capabilities.require("classify")
     too_long = check(too_long, TooLong, name="too_long")
     _refuse_second(model, given=second is not None)
     if cast(Any, model.model).classifies == "latents":
-        sources, raw_nd = model.targets(items, written=False)
+        sources, raw_nd = model.targets(items, written=False, too_long=too_long)
         return classify_latents(model, raw_nd, sources)
     texts, others = texts_of(items), None
     if second is not None:
@@ -109,7 +111,8 @@ def classify_tokens(
     lengths = [sum(len(side[row]) for side in sides) for row in range(len(ids))]
     with writer.computing(work, lengths, "classifying") as (batches, results):
         found = writer.joined(batches, results)
-    return Classes(tuple(texts), classifier.classes, found[PROBABILITIES], unknown=model.unknown(ids))
+    probabilities = found.get(PROBABILITIES, np.zeros((0, len(classifier.classes))))
+    return Classes(tuple(texts), classifier.classes, probabilities, unknown=model.unknown(ids))
 
 
 def classify_latents(model: MMLDLM, latents: Latents, sources: Sequence[str | None] | None = None) -> Classes:
@@ -119,7 +122,7 @@ def classify_latents(model: MMLDLM, latents: Latents, sources: Sequence[str | No
     raw_nd = vectors_of(latents, dim=model.dim, count=None if named is None else len(named))
     named = [None] * len(raw_nd) if named is None else named
     latents_nd, classifier = model.standardised(raw_nd), cast(Any, model.model)
-    batches = np.array_split(np.arange(len(raw_nd)), -(-len(raw_nd) // LATENTS_PER_BATCH))
+    batches = np.array_split(np.arange(len(raw_nd)), -(-len(raw_nd) // LATENTS_PER_BATCH) or 1)
     with classifier.evaluating():
         results = [_probabilities(classifier.class_logits(latents_nd[batch])) for batch in batches]
     found = model.writer.joined(batches, results)

@@ -213,12 +213,3 @@ def find(path: Path, *, which: str = "latest") -> Path:
         steps = ", ".join(each.name for each in all_in(directory)) or "none"
         raise CheckpointError(f"{error} Checkpoints here: {steps}.") from None
     return found
-
-
-def newest_run(path: Path) -> Path:
-    """Return `path` itself, or, for a folder of runs, the run that wrote a checkpoint last."""
-    if (path / MARKER).is_file() or (path / CHECKPOINTS).is_dir():
-        return path
-    markers = path.glob(f"*/{CHECKPOINTS}/*/{MARKER}")
-    newest = max(markers, key=lambda marker: (marker.stat().st_mtime_ns, marker), default=None)
-    return path if newest is None else newest.parents[2]

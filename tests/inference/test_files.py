@@ -1,0 +1,55 @@
+"""Files of texts, and the runs below a folder."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.inference.runs import write_run
+
+from mm_ldlm import MMLDLM
+from mm_ldlm.core import CheckpointError, SamplingError
+from mm_ldlm.inference.files import newest_run, read_texts
+
+
+def test_a_text_is_a_line_and_a_blank_line_is_refused_by_its_number(tmp_path: Path, refuses: Any) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes("\ufeffw1 w2\r\n  w3\u2028w4 \n".encode())
+    assert read_texts(file) == ["w1 w2", "w3\u2028w4"]
+    file.write_bytes(b"")
+    assert read_texts(file) == []
+    (tmp_path / "table.csv").write_text("text\nw1\n")
+    for raw in (b"\xe9", b"w1\n\n \nw2", b"\n"):
+        file.write_bytes(raw)
+        for name in ("a.txt", "table.csv", "none.txt", "."):
+            with pytest.raises(SamplingError):
+                read_texts(tmp_path / name)
+    file.write_bytes(b"w1\n\n \nw2")
+    with refuses(SamplingError, "2 blank of 4 lines (2, 3)"):
+        read_texts(file)
+
+
+def test_the_newest_run_below_a_folder_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    places = [
+        tmp_path / "data" / each
+        for each in ("06_models/runs/run-b", "06_models/runs/run-c", "own/06_models/runs/run-a")
+    ]
+    for number, place in enumerate(places):
+        write_run(place)
+        for marker in place.glob("checkpoints/*/COMPLETE"):
+            os.utime(marker, (number, number))
+    for folder, expected in (
+        (tmp_path / "data", 2),
+        (places[0].parent, 1),
+        (places[0], 0),
+        (places[0] / "checkpoints/step-00000003", None),
+    ):
+        caplog.clear()
+        found = newest_run(folder)
+        assert found == (folder if expected is None else places[expected])
+        assert (str(places[0]) in caplog.text) is (expected in (1, 2))
+        assert MMLDLM.from_run(folder, device="cpu").parts.step == 3
+    assert newest_run(tmp_path / "data/own") == places[2]
+    for missing in ("nowhere", None, 3):
+        with pytest.raises(CheckpointError, match="no such run folder"):
+            newest_run(missing)
