@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name == "MMLDLM":
-        from mm_ldlm.inference.api import MMLDLM
+        from mm_ldlm.inference import MMLDLM
 
         return MMLDLM
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
