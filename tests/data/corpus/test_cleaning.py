@@ -1,6 +1,7 @@
 """Duplicate removal: the map of digests is a dictionary, and near duplicates are those above the threshold."""
 
 import hashlib
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,12 +26,17 @@ def test_a_digest_map_is_a_dictionary(items: list[tuple[int, int]]) -> None:
         assert all(found.get(digest) == value for digest, value in model.items())
 
 
-def test_near_duplicates_are_those_above_the_threshold() -> None:
-    config = NearDuplicateConfig(threshold=0.7)
-    seen = NearDuplicates(config)
-    text = "a long enough sentence about a dog that runs through the garden in the morning"
-    assert not seen.seen(config.signature(text))
-    seen.add(config.signature(text))
-    assert seen.seen(config.signature(text + " sun"))
-    assert not seen.seen(config.signature("quite another sentence about ships that sail over the sea at night"))
-    assert not NearDuplicates(config).seen(config.signature(""))
+@pytest.mark.parametrize("remove", ["all", "across_splits"])
+def test_near_duplicates_are_those_above_the_threshold(remove: Any) -> None:
+    config = NearDuplicateConfig(threshold=0.7, remove=remove)
+    seen, text = (
+        NearDuplicates(config),
+        "a long enough sentence about a dog that runs through the garden in the morning",
+    )
+    assert seen.split_of(config.signature(text), split=0) is None
+    seen.add(config.signature(text), split=2)
+    assert seen.split_of(config.signature(text + " sun"), split=0) == 2
+    assert seen.split_of(config.signature(text + " sun"), split=2) == (2 if remove == "all" else None)
+    other = "quite another sentence about ships that sail over the sea at night"
+    assert seen.split_of(config.signature(other), split=0) is None
+    assert seen.split_of(config.signature(""), split=0) is None

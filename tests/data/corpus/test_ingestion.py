@@ -100,6 +100,24 @@ def test_pitfall_35_all_pieces_of_a_document_and_all_texts_of_a_group_are_in_one
     assert {split for found in splits.values() for split in found} == {"train", "validation", "test"}
 
 
+@pytest.mark.parametrize("count", [6, 18])
+def test_pitfall_35_near_duplicates_of_a_held_out_document_are_not_in_training(tmp_path: Path, count: int) -> None:
+    """Of one piece, and of several; the others stay, and so do near duplicates within a split."""
+    words = [" ".join(str(10_000 + 20 * number + place) for place in range(count)) for number in range(60)]
+    texts = [f"{text} {more}" for more in ("", "1", "2") for text in words]
+    keys = {"near_duplicates": {"threshold": 0.7, "remove": "across_splits"}, "splits": SPLIT}
+    out = ingested(tmp_path, lines(tmp_path, *texts), tokens={**PIECES, "max_length": 12}, **keys)
+    first: dict[int, set[str]] = {}
+    for row in out.rows:
+        number = max(map(int, row["text"].split())) - 10_000
+        if number >= 0:  # not a piece of the last word only
+            first.setdefault(number // 20, set()).add(row["split"])
+    assert len(first) == 60
+    assert {len(splits) for splits in first.values()} == {1}
+    assert {"near_in_train", "near_in_test", "near_in_validation"} <= out.report["duplicates_by_kind"].keys()
+    assert out.report["accepted"] > 60
+
+
 def test_a_text_that_is_whole_keeps_its_split_whatever_the_length_of_the_others(tmp_path: Path) -> None:
     texts = ["red green", "blue white black", *(f"red green {'blue ' * number}" for number in range(1, 30))]
     whole = ingested(tmp_path / "a", lines(tmp_path, *texts), splits=SPLIT).rows

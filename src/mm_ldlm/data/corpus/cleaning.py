@@ -12,6 +12,7 @@ thing; the thing alone decides its split, so that no image is in two splits.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ import pyarrow as pa
 
 from mm_ldlm.core import shorten
 from mm_ldlm.data.corpus.config import IngestionConfig
-from mm_ldlm.data.corpus.filters import DigestMap, NearDuplicates, check_language
+from mm_ldlm.data.corpus.filters import DigestMap, NearDuplicates, check_language, joined
 from mm_ldlm.data.corpus.record import (
     PAIR,
     PIECE_OF,
@@ -98,6 +99,7 @@ class Candidate(NamedTuple):
         form: keyed digest of the comparison form; no text is in two splits.
         group: keyed digest of what decides the split: the group or the document of the text, or `form`.
         signature: for near duplicates, if they are removed.
+        document: the document that the text is a piece of, or the id.
     """
 
     source: str
@@ -107,6 +109,7 @@ class Candidate(NamedTuple):
     form: bytes
     group: bytes
     signature: Any
+    document: str
 
     def split(self, splits: SplitConfig) -> Split:
         """Return the split of the row: that of the source, or that of the hash of its group."""
@@ -250,7 +253,9 @@ class Preparation:
         form = comparison_digest(row.describes or row.text, key=key)
         group = form if row.group is None or row.describes else comparison_digest(row.group, key=key)
         signature = None if near is None or row.describes is not None else near.signature(comparison_form(whole))
-        return Candidate(source, row, meta, text_digest(whole, row.describes), form, group, signature)
+        identity = text_digest(whole, row.describes)
+        document = row.meta.get(PIECE_OF, identity.hex())
+        return Candidate(source, row, meta, identity, form, group, signature, document)
 
     def _check_lengths(self, row: Row, lengths: list[int]) -> None:
         if (limits := self.limits) is None:
@@ -327,19 +332,25 @@ class Merger:
             counts.quarantined_by_reason[bad.reason] += 1
             counts.first_example_by_reason.setdefault(bad.reason, f"{file}, line {bad.line}: {detail}")
             self._refused.append((source, file, bad.line, bad.reason, detail, bad.excerpt))
-        for candidate in prepared.candidates:
-            source, row, meta, identity, form, _, signature = candidate
-            split = candidate.split(self.config.splits)
-            number, elsewhere = SPLITS.index(split), self._forms.get(form)
+        for _, pieces in itertools.groupby(prepared.candidates, key=lambda candidate: candidate.document):
+            self._merge_document(list(pieces))
+
+    def _merge_document(self, pieces: Sequence[Candidate]) -> None:
+        counts, split = self.counts, pieces[0].split(self.config.splits)
+        number, accepted = SPLITS.index(split), list[Any]()
+        whole = self._near_split(joined([piece.signature for piece in pieces]), number)
+        for source, row, meta, identity, form, _, signature, _ in pieces:
+            elsewhere = self._forms.get(form)
             if self._ids.get(identity) is not None:
                 kind = "exact"
             elif elsewhere not in (None, number):
                 place = SPLITS[elsewhere or 0]
                 kind = f"in_{place}_but_for_case" if row.describes is None else f"described_in_{place}"
-            elif self._near is not None and signature is not None and self._near.seen(signature):
-                kind = "near"
+            elif (near := self._near_split(signature, number) if whole is None else whole) is not None:
+                kind = "near" if near == number else f"near_in_{SPLITS[near]}"
             else:
                 self._remember(identity, form, number, signature)
+                accepted.append(signature)
                 counts.sources[source]["accepted"] += 1
                 counts.splits[split] += 1
                 self._accepted.append((identity.hex(), row.text, source, split, meta))
@@ -347,12 +358,21 @@ class Merger:
                 continue
             counts.sources[source]["duplicates"] += 1
             counts.duplicates_by_kind[kind] += 1
+        self._remember_document(accepted, number)
+
+    def _near_split(self, signature: Any, number: int) -> int | None:
+        return None if self._near is None or signature is None else self._near.split_of(signature, split=number)
 
     def _remember(self, identity: bytes, form: bytes, number: int, signature: Any) -> None:
         self._ids.put(identity, 0)
         self._forms.put(form, number)
         if self._near is not None and signature is not None:
-            self._near.add(signature)
+            self._near.add(signature, split=number)
+
+    def _remember_document(self, accepted: Sequence[Any], number: int) -> None:
+        """Keep the signature of all accepted pieces of a document together, besides those of the pieces."""
+        if self._near is not None and len(accepted) > 1:
+            self._near.add(joined(accepted), split=number)
 
     @property
     def waiting(self) -> int:
@@ -371,13 +391,21 @@ class Merger:
     def restore(self, records: ShardStore) -> None:
         """Restore the state of an interrupted run from the records that it committed."""
         key, near = self.config.splits.key.encode(), self.config.near_duplicates
-        for table in records.iter_tables(columns=["id", "text", "split", "meta"]):
-            for identity, text, split, meta in zip(*table.to_pydict().values(), strict=True):
-                described, signature = described_by(meta), None
+        rows = (
+            row
+            for table in records.iter_tables(columns=["id", "text", "split", "meta"])
+            for row in zip(*table.to_pydict().values(), strict=True)
+        )
+        for _, pieces in itertools.groupby(rows, key=lambda row: meta_value(row[3], PIECE_OF) or row[0]):
+            accepted, number = list[Any](), 0
+            for identity, text, split, meta in pieces:
+                described, signature, number = described_by(meta), None, SPLITS.index(split)
                 if near is not None and described is None:
                     signature = near.signature(comparison_form(whole_text(text, meta_value(meta, PAIR))))
                 form = comparison_digest(described or text, key=key)
-                self._remember(bytes.fromhex(identity), form, SPLITS.index(split), signature)
+                self._remember(bytes.fromhex(identity), form, number, signature)
+                accepted.append(signature)
+            self._remember_document(accepted, number)
 
 
 def _table(rows: list[Any], schema: pa.Schema) -> pa.Table:

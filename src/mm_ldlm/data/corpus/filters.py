@@ -3,8 +3,8 @@
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -139,12 +139,15 @@ class NearDuplicateConfig:
     Attributes:
         threshold: estimated Jaccard similarity at which a text counts as a near duplicate of an earlier one; exact
             duplicates are always removed.
+        remove: "all" near duplicates, or those "across_splits": a text that is near one of another split, so that no
+            training text is a near duplicate of a held-out one.
         num_perm: number of hash functions; the standard error of the estimate is about 1 / (2 sqrt(num_perm)), which
             is too large with fewer than 64.
         shingle_characters: length of a shingle.
     """
 
     threshold: Annotated[float, bounded(ge=0.1, le=0.95)] = 0.8
+    remove: Literal["all", "across_splits"] = "all"
     num_perm: Annotated[int, bounded(ge=64, le=65_536)] = 64
     shingle_characters: Size = 5
 
@@ -166,17 +169,31 @@ class NearDuplicates:
 
         self.config = config
         self._index = MinHashLSH(threshold=config.threshold, num_perm=config.num_perm, weights=_WEIGHTS)
-        self._signatures: list[npt.NDArray[np.uint32]] = []
+        self._known: list[tuple[npt.NDArray[np.uint32], int]] = []
 
-    def seen(self, sketch: Any) -> bool:
-        """Return whether an earlier text is at least `threshold` similar; each candidate of the index is checked."""
+    def split_of(self, sketch: Any, *, split: int) -> int | None:
+        """Return the split of an earlier text that is too similar for a text of `split`; None if there is none.
+
+        Each candidate of the index is checked.
+        """
         values = sketch.hashvalues.astype(np.uint32)
-        return any(
-            float(np.mean(self._signatures[int(key)] == values)) >= self.config.threshold
-            for key in self._index.query(sketch)
-        )
+        for key in self._index.query(sketch):
+            known, other = self._known[int(key)]
+            removed = other != split or self.config.remove == "all"
+            if removed and float(np.mean(known == values)) >= self.config.threshold:
+                return other
+        return None
 
-    def add(self, sketch: Any) -> None:
+    def add(self, sketch: Any, *, split: int) -> None:
         """Add the signature of an accepted text."""
-        self._index.insert(len(self._signatures), sketch, check_duplication=False)
-        self._signatures.append(sketch.hashvalues.astype(np.uint32))
+        self._index.insert(len(self._known), sketch, check_duplication=False)
+        self._known.append((sketch.hashvalues.astype(np.uint32), split))
+
+
+def joined(signatures: Sequence[Any]) -> Any:
+    """Return the signature of several texts together, or the only one; None if they have none."""
+    if len(signatures) == 1 or signatures[0] is None:
+        return signatures[0]
+    from datasketch import LeanMinHash
+
+    return LeanMinHash.union(*signatures)
