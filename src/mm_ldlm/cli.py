@@ -14,9 +14,10 @@ from kedro.framework.cli.project import run as kedro_run
 from kedro.io import DatasetError
 from kedro.pipeline import Pipeline
 
-from mm_ldlm.app.config_loader import EXAMPLE, merge, nested, parse_params, parse_yaml
+from mm_ldlm.app.config_loader import merge, parse_yaml
 from mm_ldlm.app.console import messages_only
 from mm_ldlm.app.hooks import ProjectHooks
+from mm_ldlm.app.params import EXAMPLE, nested, parse_params
 from mm_ldlm.core import ConfigurationError, MMLDLMError, StoreError, mask, nearest, purposeful, reason_of, show
 from mm_ldlm.core.files import InputFile, write_problem
 

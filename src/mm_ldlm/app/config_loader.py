@@ -1,13 +1,11 @@
 """Configuration loader for several environments at once: `--env=tatoeba+mdlm` layers base, then tatoeba, then mdlm.
 
 Kedro builds this loader for every command (`run`, `viz`, `ipython`, `catalog`, `%reload_kedro`), because `settings.py`
-names it as `CONFIG_LOADER_CLASS`. docs/configuration.md explains the layers to users. Files and `--params` are read by
-one function, `parse_yaml`.
+names it as `CONFIG_LOADER_CLASS`. docs/configuration.md explains the layers to users.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
@@ -32,10 +30,6 @@ _IGNORED = (".md", "~", ".bak", ".orig", ".swp")
 """Ends of the names of files that hold no configuration."""
 MOST_BYTES, MOST_VALUES = 10_000_000, 5_000
 """Size of a file, and number of its values once every alias is replaced by what it stands for"""
-_TOKEN = re.compile(r"""(?<=[\[{,:=])\s*(?:"(?:\\.|[^"\\])*"|'(?:''|[^'])*')|.""", re.DOTALL)
-"""A quoted text where a value may begin, or one character"""
-EXAMPLE = "--params 'sampling.l2t.files=[a.npy,b.npy],reporting.title=\"a, b\"'"
-"""An option with a list and with a comma inside a text, for messages; the outer quotes are those of the shell."""
 
 
 class UnreadableConfiguration(ConfigurationError, click.ClickException):
@@ -235,64 +229,3 @@ def _size(node: Any, known: dict[int, int]) -> int:
         inner = [each[1] for each in node.value] if isinstance(node, yaml.MappingNode) else node.value
         known[id(node)] = 1 + sum(_size(item, known) for item in inner)
     return known[id(node)]
-
-
-def parse_params(text: str) -> dict[str, Any]:
-    """Parse the text of `--params` to nested parameters; a later item overrides an earlier one.
-
-    Items are KEY=VALUE, separated by commas, with dots in the keys. A value that begins with a bracket or a quote is
-    YAML in its flow style and may contain commas. Any other value is a number, true, false or null as in YAML, and
-    otherwise a text, verbatim.
-
-    Raises:
-        ConfigurationError: an item is not KEY=VALUE, or its value is not readable. The message has an example.
-    """
-    given = {}
-    for item in _items(text):
-        key, equals, value = item.partition("=")
-        if not equals or not all(part.strip() for part in key.split(".")):
-            raise ConfigurationError(
-                f"--params: expected KEY=VALUE, found {show(item, 80)}. Write a list in brackets, and quote a text "
-                f"that contains a comma. Example: {EXAMPLE}."
-            )
-        given[key.strip()] = _value(value.strip())
-    return nested(given)
-
-
-def _items(text: str) -> Iterator[str]:
-    """Split a text at the commas that are in no quoted or bracketed value."""
-    item, depth = "", 0
-    for token in _TOKEN.findall(text):
-        if token in ("[", "{") and (depth or item.rstrip().endswith("=")):
-            depth += 1
-        depth -= token in ("]", "}") and depth > 0
-        if token != "," or depth:
-            item += token
-        elif item.strip():
-            yield item
-            item = ""
-    if item.strip():
-        yield item
-
-
-def _value(text: str) -> Any:
-    if text.startswith(("[", "{", "'", '"')):
-        return parse_yaml(text.encode("utf-8", "replace"), file=f"--params, {show(text, 80)}")
-    loader = get_yaml_loader()("")
-    try:
-        return loader.construct_object(yaml.ScalarNode(loader.resolve(yaml.ScalarNode, text, (True, False)), text))
-    except (yaml.YAMLError, ValueError):  # such as the merge key << and the marker =
-        return text
-
-
-def nested(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Nest parameters whose keys may contain dots, as those of `--params` do: {"a.b": 1} becomes {"a": {"b": 1}}.
-
-    Keys inside of values are names of their own, which may contain dots.
-    """
-    made: dict[str, Any] = {}
-    for key, value in parameters.items():
-        for part in reversed(str(key).split(".")):
-            value = {part.strip(): value}
-        made = merge(made, value)
-    return made

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_ldlm.core import ValidationError
-from mm_ldlm.data.corpus.record import SPLITS
+from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 
 INDEX_SCHEMA = pa.schema([("id", pa.string()), ("row", pa.int64()), ("split", pa.string()), ("length", pa.int32())])

@@ -40,7 +40,7 @@ def validate_data(
     """
     from mm_ldlm.data.features import Inputs, open_all, planned
     from mm_ldlm.data.validation.checks import validate
-    from mm_ldlm.data.validation.findings import write_quarantine
+    from mm_ldlm.data.validation.quarantine import write_quarantine
     from mm_ldlm.data.validation.vectors import draw
     from mm_ldlm.evaluation.sts_sets import load_sts
 

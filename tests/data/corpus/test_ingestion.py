@@ -18,7 +18,7 @@ from mm_ldlm.core import ConfigurationError, SourceError, config, files, parse
 from mm_ldlm.data.corpus import ingestion
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.ingestion import conservation
-from mm_ldlm.data.corpus.record import SplitConfig, comparison_form
+from mm_ldlm.data.corpus.record import comparison_form
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig
 
 WORDS = ("a", "b", "Red", "red", "GREEN", "green", "é", "straße", "STRASSE", "", "\0", "ﬁ")
@@ -360,12 +360,3 @@ def test_path_and_text_column_replace_those_of_the_only_source_with_a_path(
 def test_contradictory_parameters_are_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(keys))):
         parse(IngestionConfig, {"sources": [{"kind": "starter"}], **keys}, at="ingestion")
-
-
-def test_rows_that_a_source_holds_out_are_divided_again(tmp_path: Path) -> None:
-    """By another part of the digest than the one by which a hash split with this key may have held them out."""
-    fractions, digests = SplitConfig(validation=0.25, test=0.25), [random.Random(i).randbytes(16) for i in range(2000)]
-    held = [digest for digest in digests if fractions.split_of(digest) != "train"]
-    divided = [fractions.split_of(digest, held_out=True) for digest in held]
-    assert set(divided) == {"validation", "test"}
-    assert abs(divided.count("test") / len(held) - 0.5) < 0.05

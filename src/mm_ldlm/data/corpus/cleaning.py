@@ -24,14 +24,12 @@ import pyarrow as pa
 
 from mm_ldlm.core import shorten
 from mm_ldlm.data.corpus.config import IngestionConfig
-from mm_ldlm.data.corpus.filters import DigestMap, NearDuplicates, check_language, joined
+from mm_ldlm.data.corpus.duplicates import DigestMap, NearDuplicates, joined
+from mm_ldlm.data.corpus.filters import check_language
 from mm_ldlm.data.corpus.record import (
     PAIR,
     PIECE_OF,
     RECORD_SCHEMA,
-    SPLITS,
-    Split,
-    SplitConfig,
     comparison_digest,
     comparison_form,
     described_by,
@@ -42,6 +40,7 @@ from mm_ldlm.data.corpus.record import (
 )
 from mm_ldlm.data.corpus.sources import BadRow, Row, Unusable
 from mm_ldlm.data.corpus.sources.base import DAMAGE, HELD_OUT, printable
+from mm_ldlm.data.corpus.splits import SPLITS, Split, SplitConfig
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, split_text
 from mm_ldlm.data.store import Manifest, Shard, ShardStore
 

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from mm_ldlm.core import Bytes, Fraction, InvalidValue, Rows, bounded, config
-from mm_ldlm.data.corpus.filters import LengthConfig, NearDuplicateConfig
-from mm_ldlm.data.corpus.record import SplitConfig, UnicodeForm, normalise
+from mm_ldlm.data.corpus.duplicates import NearDuplicateConfig
+from mm_ldlm.data.corpus.filters import LengthConfig
+from mm_ldlm.data.corpus.record import UnicodeForm, normalise
 from mm_ldlm.data.corpus.sources import SOURCES
+from mm_ldlm.data.corpus.splits import SplitConfig
 from mm_ldlm.data.engines import ENGINES, LocalEngineConfig
 
 

@@ -6,14 +6,12 @@ caption a reference to what it describes; the id is the digest of both.
 
 import hashlib
 import json
-import struct
 import unicodedata
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
-from mm_ldlm.core import Fraction, InvalidValue, bounded, config
 from mm_ldlm.core.files import is_flat
 
 RECORD_SCHEMA = pa.schema(
@@ -141,39 +139,3 @@ def described_by(meta: str | None) -> str | None:
     """Return the digest of what the text of a record describes, by its `meta`; None if it describes nothing."""
     found = reference_of(meta)
     return None if found is None else str(found["digest"])
-
-
-# -- splits ------------------------------------------------------------------------------------------------------------
-
-Split = Literal["train", "validation", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-
-
-@config
-class SplitConfig:
-    """Fractions of the hash split; the rest is training text. Another key gives other splits.
-
-    The split is a function of the text's comparison form and the key: it does not change when data are added, and two
-    texts that differ only in case or encoding are always in the same split.
-    """
-
-    validation: Fraction = 0.02
-    test: Fraction = 0.02
-    key: Annotated[str, bounded(pattern=r"^[ -~]{1,64}$")] = "mm-ldlm"
-
-    def __post_init__(self) -> None:
-        if self.validation + self.test >= 1:
-            raise InvalidValue(
-                f"validation + test = {self.validation + self.test:g} leaves no training text", "validation", "test"
-            )
-
-    def split_of(self, digest: bytes, *, held_out: bool = False) -> Split:
-        """Return the split of a comparison digest, 16 bytes.
-
-        A row that is held out is divided between validation and test by the second half of its digest, because a hash
-        split with this key may be what has held it out.
-        """
-        word, other = (float(number) / 2.0**64 for number in struct.unpack("<2Q", digest))
-        if held_out:
-            return "test" if other * ((self.test + self.validation) or 1.0) < self.test else "validation"
-        return "test" if word < self.test else "validation" if word < self.test + self.validation else "train"

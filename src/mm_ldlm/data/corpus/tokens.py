@@ -14,7 +14,8 @@ from tqdm import tqdm
 
 from mm_ldlm.core import StoreError
 from mm_ldlm.data.corpus.ingestion import conservation
-from mm_ldlm.data.corpus.record import PAIR, SPLITS, meta_value
+from mm_ldlm.data.corpus.record import PAIR, meta_value
+from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.store.fingerprint import fingerprint

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_ldlm.core import StoreError
-from mm_ldlm.data.corpus.record import PAIR, SPLITS, comparison_digest, described_by, group_of, meta_value, record_id
+from mm_ldlm.data.corpus.record import PAIR, comparison_digest, described_by, group_of, meta_value, record_id
+from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.encoders import EncoderConfig
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.store import ShardStore

@@ -1,22 +1,14 @@
-"""Findings of the validation, the quarantine of the rows that fail, and the limits of the checks."""
+"""Findings of the validation, and the limits of the checks."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from mm_ldlm.core import Fraction, NonNegativeFloat, PositiveFloat, Rows, RowsOrNone, ValidationError, config
-from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
 
-QUARANTINE_SCHEMA = pa.schema(
-    [("row", pa.int64()), ("id", pa.string()), ("split", pa.string()), ("reason", pa.string()), ("text", pa.string())]
-)
-"""One entry per failed row and reason."""
-_QUARANTINE_ROWS = 65_536
 MAX_EXAMPLES = 5
 NO_ROWS: npt.NDArray[np.int64] = np.empty(0, np.int64)
 _ORDER = ("error", "warning", "info")
@@ -123,17 +115,3 @@ def enforce(report: dict[str, Any]) -> None:
         examples = f" For example: {', '.join(finding['examples'])}." if finding["examples"] else ""
         lines.append(f"- {finding['check']}: {finding['message']}{examples} {finding['remedy']}".rstrip())
     raise ValidationError("\n".join(lines))
-
-
-def write_quarantine(records: ShardStore, failing: dict[str, npt.NDArray[np.int64]], workspace: Path) -> Manifest:
-    """Write the failed rows with their reasons, in row order."""
-    writer = StoreWriter(workspace, kind="quarantine", schema=QUARANTINE_SCHEMA)
-    pairs = sorted((int(row), reason) for reason, rows in failing.items() for row in rows if row < len(records))
-    for start in range(0, len(pairs), _QUARANTINE_ROWS):
-        rows, reasons = zip(*pairs[start : start + _QUARANTINE_ROWS], strict=True)
-        table = records.table(rows).append_column("row", [rows]).append_column("reason", [reasons])
-        writer.append(table)
-    return writer.finish(
-        fingerprints={"records": records.manifest.fingerprint},
-        meta={"reasons": {reason: len(rows) for reason, rows in sorted(failing.items())}},
-    )

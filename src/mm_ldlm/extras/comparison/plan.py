@@ -157,7 +157,8 @@ def params_of(
     Raises:
         ConfigurationError: the member sets what the comparison sets: seed, budget, folder, or the name in MLflow.
     """
-    from mm_ldlm.app.config_loader import merge, nested
+    from mm_ldlm.app.config_loader import merge
+    from mm_ldlm.app.params import nested
 
     training: dict[str, Any] = {"seed": seed}
     if budget is not None and budget.tokens is not None:

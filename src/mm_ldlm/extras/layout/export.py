@@ -12,7 +12,7 @@ import numpy as np
 
 from mm_ldlm.core import StoreError, config
 from mm_ldlm.core.files import is_taken
-from mm_ldlm.data.corpus.record import SPLITS
+from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import ShardStore

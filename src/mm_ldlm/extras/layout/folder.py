@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from mm_ldlm.core import SourceError, UnsafePathError
 from mm_ldlm.core.files import InputFile, check_name, inside, problem
-from mm_ldlm.data.corpus.record import SPLITS
 from mm_ldlm.data.corpus.sources import Unusable
 from mm_ldlm.data.corpus.sources.base import SPLIT_WORDS
 from mm_ldlm.data.corpus.sources.delimited import parse_json
+from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
 LISTS: dict[str, str] = {split: f"{split}_data.json" for split in SPLITS}

@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from mm_ldlm.core import InvalidValue, config
 from mm_ldlm.core.files import array_in
-from mm_ldlm.data.corpus.record import PAIR, SPLITS, is_storable, record_id
+from mm_ldlm.data.corpus.record import PAIR, is_storable, record_id
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig, Unusable
 from mm_ldlm.data.corpus.sources.base import HELD_OUT
 from mm_ldlm.data.corpus.sources.delimited import json_object
 from mm_ldlm.data.corpus.sources.lines import explain_decoding
+from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.extras.layout.folder import Folder, Item, latents_of
 
 LAYOUT_ID = "layout_id"

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import InvalidValue, PositiveFloat, Repeats, Rows, RowsOrNone, bounded, config
-from mm_ldlm.data.corpus.record import Split
+from mm_ldlm.data.corpus.splits import Split
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.sentences import Rows as StoreRows
 from mm_ldlm.data.sentences import read_sentences, sample_rows, split_rows

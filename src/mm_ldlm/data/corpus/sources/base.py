@@ -19,7 +19,8 @@ from mm_ldlm.core import (
     reason_of,
 )
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.data.corpus.record import GROUP, LABEL, Split, is_storable, label_text
+from mm_ldlm.data.corpus.record import GROUP, LABEL, is_storable, label_text
+from mm_ldlm.data.corpus.splits import Split
 from mm_ldlm.data.store.fingerprint import file_sha256
 
 EXCERPT_CHARACTERS = 160

@@ -12,7 +12,6 @@ import numpy as np
 
 from mm_ldlm.core import InvalidValue, SourceError, checked, config
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.data.corpus.record import Split
 from mm_ldlm.data.corpus.sources.base import (
     BadRow,
     Opening,
@@ -22,6 +21,7 @@ from mm_ldlm.data.corpus.sources.base import (
     describe_files,
     excerpt,
 )
+from mm_ldlm.data.corpus.splits import Split
 
 BESIDE = "beside"
 """Value of `vectors` for the .npy files that have the names of the text files"""

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.data.corpus import filters
-from mm_ldlm.data.corpus.filters import DigestMap, NearDuplicateConfig, NearDuplicates
+from mm_ldlm.data.corpus import duplicates
+from mm_ldlm.data.corpus.duplicates import DigestMap, NearDuplicateConfig, NearDuplicates
 
 
 @settings(max_examples=50)
@@ -16,7 +16,7 @@ from mm_ldlm.data.corpus.filters import DigestMap, NearDuplicateConfig, NearDupl
 def test_a_digest_map_is_a_dictionary(items: list[tuple[int, int]]) -> None:
     found, model = DigestMap(), dict[bytes, int]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filters, "_LATEST", 5)
+        patch.setattr(duplicates, "_LATEST", 5)
         for number, value in items:
             digest = hashlib.md5(str(number).encode()).digest()[: 16 - number % 3] + bytes(number % 3)  # ends in NUL
             assert found.get(digest) == model.get(digest)
