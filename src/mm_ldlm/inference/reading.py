@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mm_ldlm.core import PositiveInt, SamplingError, Seed, check
-from mm_ldlm.data.corpus.record import SPLITS
+from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.sentences import latents_of
 from mm_ldlm.inference.arguments import Floats, check_tokens, latent_sampler_of, texts_of, vectors_of

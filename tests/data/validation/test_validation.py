@@ -16,7 +16,8 @@ from tests.data.corpus.examples import word_tokenizer
 from tests.data.encoders.tiny import folder_of, plain_modules
 
 from mm_ldlm.core import ValidationError
-from mm_ldlm.data.corpus.record import RECORD_SCHEMA, SPLITS, comparison_form, record_id
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA, comparison_form, record_id
+from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
 from mm_ldlm.data.corpus.tokens import tokenize_records
 from mm_ldlm.data.encoders import LocalEncoderConfig
