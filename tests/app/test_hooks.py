@@ -88,6 +88,43 @@ def test_seconds_of_pipelines_are_kept_until_they_run_again(tmp_path: Path) -> N
     assert all(seconds >= 0 for seconds in found.values())
 
 
+def test_some_nodes_of_a_pipeline_keep_its_earlier_time(tmp_path: Path) -> None:
+    session = Session(tmp_path)
+    session.run(one("params:seed"))
+    file = Path(session.entries["timings"]["filepath"])
+    file.write_text('{"validation": 100.0}')
+    session.run(one("params:seed"))
+    assert json.loads(file.read_text()) == {"validation": 100.0}
+
+
+def test_a_split_that_the_training_reads_is_refused_before_the_embedding(tmp_path: Path, refuses: Refuses) -> None:
+    def prepared(*_: Any) -> dict[str, Any]:
+        return {"splits": {"train": 9, "test": 1}}
+
+    pipeline = one("params:seed", outputs="preparation_report", tag="ingestion", func=prepared)
+    later = one("preparation_report", outputs="ingestion_report", tag="training")
+    seen[:] = ["untouched"]
+    with refuses(ConfigurationError, "training.validate_every", "validation"):
+        Session(tmp_path).run(pipeline + later)
+    assert seen == ["untouched"]
+    Session(tmp_path, training={"validate_every": 0}).run(pipeline + later)
+
+
+def test_a_suite_that_runs_alone_ends_with_its_scores_and_their_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def scored(_: Any) -> dict[str, Any]:
+        part = {name: {"value": 0.5, "low": 0.4, "high": 0.6} for name in ("accuracy", "macro_f1", "ece", "nll")}
+        return {"model": part, "logistic_regression": part}
+
+    caplog.set_level("INFO")
+    Session(tmp_path).run(one("params:seed", outputs="metrics_classification", tag="evaluation", func=scored))
+    text = caplog.text.partition("seconds:")[2]
+    assert "50.0 % [40.0 % – 60.0 %]: of held-out examples; logistic regression on the latents 50.0 %" in text
+    assert f"{tmp_path}/08_reporting/metrics_classification.json" in text
+    assert "on disk" in text
+
+
 def test_of_two_runs_in_one_folder_the_second_is_refused_until_the_first_ends(tmp_path: Path, refuses: Refuses) -> None:
     writing, reading = take(tmp_path / ".results.lock", "write"), take(tmp_path / ".data.lock", "read")
     assert writing is not None

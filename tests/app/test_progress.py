@@ -75,6 +75,12 @@ def test_any_line_of_the_log_can_be_shown(line: dict[str, Any]) -> None:
     assert progress_line({"step": 1, **line}, max_steps=2, smoothed=None).isprintable()
 
 
+def test_the_remaining_time_includes_the_pipelines_after_the_training() -> None:
+    line = {"step": 1, "seconds_left": 60.0, "seconds": 40.0}
+    shown = [progress_line(line, max_steps=2, smoothed=None, later=later) for later in (0.0, 20.0, None)]
+    assert ["60 s left" in shown[0], "80 s left" in shown[1], "80 s left" in shown[2]] == [True] * 3
+
+
 def test_sentences_are_one_line() -> None:
     shown = sentence({"step": 1, "text": "a\nb" * 1000, "original": "a"})
     assert shown.isprintable()

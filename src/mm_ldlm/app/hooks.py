@@ -18,7 +18,7 @@ from mm_ldlm.app.parameters import SECTIONS, check_machine, check_parameters
 from mm_ldlm.core import ConfigurationError, duration
 from mm_ldlm.core.files import refuse_other, remove_temporaries
 from mm_ldlm.distributed.environment import hosts
-from mm_ldlm.pipelines import PIPELINES, executed_by
+from mm_ldlm.pipelines import MAIN, PIPELINES, executed_by
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
@@ -34,7 +34,7 @@ TIMINGS = "timings"
 """Catalog entry with the seconds of each pipeline in its last run"""
 _ON_HOSTS = {"embedding", "training"}
 """Pipelines that several hosts run together"""
-_OF_A_RUN = {"sampling", "evaluation", "reporting"}
+_OF_A_RUN = {"sampling", "evaluation", "reporting", "sts"}
 """Pipelines that use a run that is chosen by its path"""
 
 
@@ -50,6 +50,8 @@ class ProjectHooks:
         self._locks = FolderLocks()
         self._first = True  # this host writes the outputs and records the run; several may run the same command
         self._follower: Follower | None = None
+        self._executed: dict[str, list[str]] = {}
+        self._splits: dict[str, str] = {}  # parameter → the split that it will read
         self._earlier: dict[str, float] = {}  # seconds of pipelines in earlier runs, and in this one
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._last: float | None = None  # time of the last event
@@ -92,6 +94,13 @@ class ProjectHooks:
         for name, section in typed.items():
             catalog[f"params:{name}"] = MemoryDataset(section, copy_mode="assign")
         self._check_machine(pipeline, typed)
+        from mm_ldlm.training.config import splits_read
+
+        self._executed, self._splits = executed, {}
+        if "training" in executed:
+            self._splits |= splits_read(typed["training"])
+        if "sampling" in executed and typed["sampling"].rows and typed["sampling"].tasks != ():
+            self._splits["sampling.rows"] = typed["sampling"].split
         self._earlier = catalog.load(TIMINGS) if catalog.exists(TIMINGS) else {}
         self._seconds.clear()
         if self._first:
@@ -107,6 +116,7 @@ class ProjectHooks:
     def _check_machine(self, pipeline: Pipeline, typed: Mapping[str, Any]) -> None:
         from mm_ldlm.data.features import from_encoder
         from mm_ldlm.distributed.launch import check_number, with_environment
+        from mm_ldlm.evaluation.config import check_sets
         from mm_ldlm.training.initial import refuse_missing_origin
 
         read = {name.removeprefix("params:") for name in pipeline.inputs()}
@@ -115,6 +125,8 @@ class ProjectHooks:
         only_plans = "training_spec" in pipeline.all_outputs() and not launches
         unused = {name for name, used in (("training", not only_plans), ("encoder", embeds)) if not used}
         check_machine(typed, read=read, unused=unused)
+        if "evaluation" in read:
+            check_sets(typed["evaluation"].sts)
         if "training" in read:
             refuse_missing_origin(typed["training"], runs=Path(self._entries["runs"]["filepath"]))
         if launches:
@@ -165,12 +177,22 @@ class ProjectHooks:
 
     @hook_impl
     def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
-        """Say which node runs, and show the progress of a training while it does."""
-        log.info("%s · %s", "+".join(name for name in PIPELINES if name in node.tags), node.name.rpartition(".")[2])
+        """Say which node runs, and show the progress of a training while it does.
+
+        The nodes of sampling and evaluation that take place say it themselves.
+        """
+        if not node.tags & {"sampling", "evaluation"}:
+            log.info("%s · %s", "+".join(name for name in PIPELINES if name in node.tags), node.name.rpartition(".")[2])
         if {"training_spec", "runs"} <= inputs.keys():
             from mm_ldlm.app.progress import ProgressSink, follower_of
 
-            self._follower = follower_of(inputs, ProgressSink(inputs["training_spec"]["training"]["max_steps"]))
+            later = [name for name in MAIN[MAIN.index("training") + 1 :] if name in self._executed]
+            known = [self._earlier[name] for name in later if name in self._earlier]
+            sink = ProgressSink(
+                inputs["training_spec"]["training"]["max_steps"],
+                later=sum(known) if len(known) == len(later) else None,
+            )
+            self._follower = follower_of(inputs, sink)
 
     @hook_impl
     def after_node_run(self, node: Node) -> None:
@@ -187,14 +209,22 @@ class ProjectHooks:
         self._refuse_other(dataset_name)
 
     @hook_impl
-    def after_dataset_saved(self, node: Node) -> None:
+    def after_dataset_saved(self, dataset_name: str, data: Any, node: Node) -> None:
         self._count(node)
+        if dataset_name == "preparation_report" and self._splits:
+            from mm_ldlm.training.config import refuse_empty_splits
+
+            refuse_empty_splits(data["splits"], read=self._splits)
 
     def _refuse_other(self, dataset_name: str) -> None:
         """Refuse a pipe, a device or a folder in the place of a file, which a run would wait for."""
+        if (path := self._path_of(dataset_name)) is not None:
+            refuse_other(path)
+
+    def _path_of(self, dataset_name: str) -> Path | None:
         assert self._catalog is not None
-        if (path := getattr(self._catalog.get(dataset_name), "_filepath", None)) is not None:
-            refuse_other(Path(str(path)))
+        path = getattr(self._catalog.get(dataset_name), "_filepath", None)
+        return None if path is None else Path(str(path))
 
     def _count(self, node: Node) -> None:
         """Add the time since the last event to the pipeline of the node."""
@@ -204,9 +234,14 @@ class ProjectHooks:
         self._last = now
 
     def _save_timings(self, running: Node | None = None) -> None:
-        """Save the seconds of all pipelines but the one of the node that is still running."""
+        """Save the seconds of all pipelines but the one of the node that is still running.
+
+        A pipeline of which only some nodes run keeps its earlier time.
+        """
         if self._catalog is not None and self._first:
+            partly = {name for name, nodes in self._executed.items() if len(nodes) < len(PIPELINES.load(name)().nodes)}
             found = {**self._earlier, **self._seconds}
+            found |= {name: self._earlier[name] for name in partly & self._earlier.keys()}
             tags = running.tags if running is not None else set()
             self._catalog.save(TIMINGS, {name: round(found[name], 3) for name in found if name not in tags})
 
@@ -218,10 +253,31 @@ class ProjectHooks:
         seconds = {name: self._seconds[name] for name in executed_by(pipeline)}
         parts = ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())
         log.info("seconds: %s; together %.0f", parts, sum(seconds.values()))
-        for name in ("report", "comparison_report"):
-            if name in pipeline.all_outputs():
-                log.info("report: %s", self._entries[name]["filepath"])
+        self._show_results(pipeline.all_outputs())
         self._locks.release()
+
+    def _show_results(self, saved: set[str]) -> None:
+        """Log the scores, the files that contain them, and the size of all artifacts."""
+        assert self._catalog is not None
+        catalog = self._catalog
+        results = {name.removeprefix("metrics_"): catalog.load(name) for name in saved if name.startswith("metrics_")}
+        if results:
+            from mm_ldlm.evaluation.report.page import score_lines
+            from mm_ldlm.evaluation.suites import flat_metrics
+
+            for line in score_lines(flat_metrics(results, {})):
+                log.info(line)
+        outcome = saved & {"report", "comparison_report", "sts_scores"}
+        if not outcome:
+            outcome = {f"metrics_{name}" for name, found in results.items() if "skipped" not in found}
+        if not outcome:
+            outcome = {name for name in saved if name.startswith("samples_") and len(catalog.load(name))}
+        for name in sorted(outcome):
+            log.info("%s: %s", name.replace("_", " "), self._path_of(name))
+        folders = {Path(self._entries[entry]["filepath"]).parents[1] for entry in FOLDERS.values()}
+        files = [path for folder in folders for path in folder.glob("0*/**/*") if path.is_file()]
+        size = sum(path.stat().st_size for path in files) / 1e6
+        log.info("on disk: %.1f MB in %s", size, ", ".join(sorted(map(str, folders))))
 
     @hook_impl
     def on_pipeline_error(self) -> None:

@@ -23,6 +23,8 @@ _SHOWN = frozenset(
 ) | {"preview_failed"}  # fmt: skip
 """Events that are shown as warnings"""
 _LONGEST_SENTENCE = 160
+AFTER_TRAINING = 0.2
+"""Seconds of sampling, evaluation and reporting ÷ seconds of training in the base run, for a first run"""
 
 
 class Follower:
@@ -68,10 +70,14 @@ def follower_of(inputs: Mapping[str, Any], sink: Sink) -> Follower:
 
 
 class ProgressSink:
-    """Shows one line that is rewritten on a terminal, or a new line every `quiet_seconds` elsewhere (files, CI)."""
+    """Shows one line that is rewritten on a terminal, or a new line every `quiet_seconds` elsewhere (files, CI).
 
-    def __init__(self, max_steps: int, *, quiet_seconds: float = 15.0) -> None:
-        self.max_steps, self.quiet_seconds = max_steps, quiet_seconds
+    Args:
+        later: seconds of the pipelines of the run that follow the training; None: unknown.
+    """
+
+    def __init__(self, max_steps: int, *, later: float | None = 0.0, quiet_seconds: float = 15.0) -> None:
+        self.max_steps, self.later, self.quiet_seconds = max_steps, later, quiet_seconds
         self._smooth: float | None = None
         self._last = 0.0
         self._open = False  # whether the terminal is in a line that will be rewritten
@@ -94,7 +100,7 @@ class ProgressSink:
             self._open = False
 
     def _show(self, line: dict[str, Any]) -> None:
-        text = progress_line(line, max_steps=self.max_steps, smoothed=self._smooth)
+        text = progress_line(line, max_steps=self.max_steps, smoothed=self._smooth, later=self.later)
         if sys.stderr.isatty():
             print("\r\x1b[2K" + text, end="", file=sys.stderr, flush=True)
             self._open = True
@@ -117,14 +123,16 @@ class ProgressSink:
             log.warning("step %s: %s %s", line["step"], event.replace("_", " "), why)
 
 
-def progress_line(line: dict[str, Any], *, max_steps: int, smoothed: float | None) -> str:
-    """Format step, loss, smoothed loss, lr, gradient norm, tokens/s, remaining time and skipped steps."""
+def progress_line(line: dict[str, Any], *, max_steps: int, smoothed: float | None, later: float | None = 0.0) -> str:
+    """Format step, loss, smoothed loss, lr, gradient norm, tokens/s, remaining time of the run and skipped steps."""
 
     def shown(value: Any, form: str) -> str:
         value = number(value)
         return "–" if value is None or math.isnan(value) else format(value, form)
 
     left = number(line.get("seconds_left"))
+    if left is not None:
+        left += AFTER_TRAINING * (left + (number(line.get("seconds")) or 0.0)) if later is None else later
     return (
         f"step {line['step']}/{max_steps} · "
         f"loss {shown(line.get('loss'), '.4f')} (smoothed {shown(smoothed, '.4f')}) · "

@@ -18,7 +18,7 @@ from mm_ldlm.core import (
     nearest,
 )
 from mm_ldlm.evaluation.bootstrap import Bootstrap
-from mm_ldlm.evaluation.sts_sets import Name, StsSource
+from mm_ldlm.evaluation.sts_sets import Name, StsSource, load_sts
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.limits import Draws, Length
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
@@ -203,7 +203,6 @@ class EvaluationConfig:
     use_ema: bool = True
     device: Device | None = None
     batch_tokens: Rows | None = None
-    progress: bool = True
     bootstrap: BootstrapConfig = BootstrapConfig()
     inversion: InversionConfig = InversionConfig()
     sts: StsConfig = StsConfig()
@@ -232,6 +231,17 @@ class ReportingConfig:
         for place, name in enumerate(self.compare):
             if not re.fullmatch(r"[0-9a-f]{32}", name):  # the id of an MLflow run
                 yield f"compare.{place}", name
+
+
+def check_sets(config: StsConfig) -> None:
+    """Read the STS sets that are files, so that a run does not find at its end that it cannot.
+
+    Raises:
+        EvaluationError: one is missing or malformed.
+    """
+    for source in config.sources:
+        if source.format != "hub":
+            load_sts(source)
 
 
 def problems(sections: Mapping[str, Any]) -> list[str]:

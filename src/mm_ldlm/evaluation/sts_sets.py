@@ -6,8 +6,9 @@ file and line.
 
 import csv
 import io
+import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,6 +68,7 @@ class StsSource:
         split: for sick, the part: train, trial, test, or all three parts together ("all"); for hub, the split.
         subsets: for semeval, the subsets to expect; empty means those the literature scores for sts12 … sts16, else
             all found.
+        published: name of an encoder → its published Spearman × 100 on this set.
     """
 
     format: str
@@ -75,6 +77,7 @@ class StsSource:
     split: str = "test"
     revision: str | None = None
     subsets: tuple[str, ...] = ()
+    published: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -162,9 +165,15 @@ def read_stsb(source: StsSource, seed: int) -> StsSet:
 
     Original TSV (no header): genre, file, year, index, score, sentence 1, sentence 2, and for some rows two sources,
     which contain no blanks. GLUE TSV: a header that names sentence1, sentence2, score. CSV: sentence 1, sentence 2,
-    score, quoted where needed, header or not.
+    score, quoted where needed, header or not. In a folder, it is the file sts-test.csv, searched below it.
+
+    Raises:
+        EvaluationError: the file is missing or malformed.
     """
     file = source.file()
+    if os.path.isdir(file.path):
+        found = sorted(Path(file.path).rglob("sts-test.csv"))
+        file = source.file(found[0] if found else Path(file.path) / "sts-test.csv")
     first_line = file.text().partition("\n")[0]
     header = "sentence1" in first_line.lower()
     original = "\t" in first_line and not header

@@ -5,7 +5,6 @@ Inputs of suites have the names of the catalog: `metrics_SUITE` and `SUITE_rows`
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
 
 Metrics = dict[str, Any]
-
-log = logging.getLogger(__name__)
 
 _AGAIN = "Run `kedro run --pipelines=sampling,evaluation,reporting`, which evaluates this run again."
 DATA_PLOTS = ("plot_lengths", "plot_norms", "plot_spectrum", "plot_neighbours")
@@ -127,8 +124,6 @@ def write_report(
         parameters=parameters,
         reporting=reporting,
     )
-    for card in page.cards(metrics):
-        log.info("%-24s %s%s", card["label"], card["value"], f"  [{card['interval']}]" if card["interval"] else "")
     shown = {name: theme.adopted(inputs[name]) for name in DATA_PLOTS}
     return page.render(report, plots | shown), plots
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from mm_ldlm.core import (
     AutoDevice,
+    ConfigurationError,
     Duration,
     Fraction,
     InvalidValue,
@@ -282,3 +284,24 @@ class TrainingConfig:
         """Number of optimizer steps of a planned run."""
         assert self.max_steps is not None, "the plan of a run sets max_steps"
         return self.max_steps
+
+
+def splits_read(training: TrainingConfig) -> dict[str, str]:
+    """Return the parameter that reads each split beside the training split."""
+    return {"training.validate_every": "validation"} if training.validate_every else {}
+
+
+def refuse_empty_splits(counts: Mapping[str, int], *, read: Mapping[str, str]) -> None:
+    """Refuse splits without examples that a run will read.
+
+    Args:
+        counts: examples of each split.
+        read: parameter → the split that it reads.
+    """
+    for parameter, split in read.items():
+        if not counts.get(split):
+            raise ConfigurationError(
+                f"parameter '{parameter}' reads the split '{split}', which has no examples. Add texts, hold out more "
+                f"of them (`--params ingestion.splits.validation=0.1,ingestion.splits.test=0.1`), or set {parameter} "
+                "to 0."
+            )

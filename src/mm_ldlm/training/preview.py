@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
@@ -23,6 +24,8 @@ from mm_ldlm.training.state import step_seed
 
 MOST = 0.01
 """Largest fraction of the time that the sentences take; a slower model shows them at a longer interval"""
+TRIED = 1000
+"""Number of the sentences of about median length among which one without unknown words is searched"""
 LONGEST = 64
 """Length in tokens of the canvas of a model that decides itself where a text ends"""
 
@@ -44,7 +47,7 @@ class Preview:
     (not their averages) outside of DDP, and computes no gradients. An error ends the previews and not the training.
 
     Args:
-        source: split whose sentence of median length is rebuilt.
+        source: split of which a sentence is rebuilt: that of median length, or the next one without unknown words.
         tokenizer: folder of the tokenizer.
     """
 
@@ -53,8 +56,7 @@ class Preview:
     ) -> None:
         self.root, self.source, self.task, self.tracker = root, source, task, tracker
         self.seed, self.every = spec.seed, spec.training.show_every_seconds or math.inf
-        middle = len(source.lengths) // 2
-        self._row = np.argpartition(source.lengths, middle)[[middle]]
+        self._row = np.array([])
         self._folder = tokenizer
         self._tokenizer: TextTokenizer | None = None
         self._due = 0.0
@@ -64,7 +66,9 @@ class Preview:
         if time.monotonic() < self._due and not (last and self._due < math.inf):
             return
         try:
-            self._tokenizer = self._tokenizer or TextTokenizer.load(self._folder)
+            if self._tokenizer is None:
+                self._tokenizer = TextTokenizer.load(self._folder)
+                self._row = self._usual_row(self._tokenizer.unk_id)
             started = time.monotonic()
             length = int(self.source.lengths[self._row[0]])
             rows = [self._write(length)]
@@ -79,6 +83,13 @@ class Preview:
         self._due = time.monotonic() + max(self.every, seconds / MOST)
         words = {"original": original[0] if original else None, "text": text, "seconds": round(seconds, 3)}
         self.tracker.event(step, "preview", **words)
+
+    def _usual_row(self, unk_id: int | None) -> npt.NDArray[np.int64]:
+        """Choose the row (1,) whose length is nearest to the median, if possible one without an unknown word."""
+        lengths = self.source.lengths
+        nearest = np.argsort(np.abs(lengths - np.median(lengths)), kind="stable")[:TRIED, None]
+        known = (row for row in nearest if unk_id not in self.source.tokens(row, length=int(lengths[row[0]]))[0])
+        return next(known, nearest[0])
 
     @torch.no_grad()
     def _write(self, length: int) -> list[int]:

@@ -27,7 +27,7 @@ from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training.batch_plan import BatchPlan
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS
-from mm_ldlm.training.config import TrainingConfig
+from mm_ldlm.training.config import TrainingConfig, refuse_empty_splits, splits_read
 
 log = logging.getLogger(__name__)
 
@@ -161,12 +161,7 @@ def _resolved(training: TrainingConfig, dataset: Dataset, *, seed: int) -> Train
         raise StoreError(
             f"{dataset.directory}: expected examples of split 'train', found none. Check ingestion.splits."
         )
-    if training.validate_every and not len(dataset.rows("validation")):
-        raise ConfigurationError(
-            f"parameter 'training.validate_every' is {training.validate_every}, but the split 'validation' has no "
-            "examples. Add texts, hold out more of them (`--params ingestion.splits.validation=0.1,"
-            "ingestion.splits.test=0.1`), or set training.validate_every to 0."
-        )
+    refuse_empty_splits({"validation": len(dataset.rows("validation"))}, read=splits_read(training))
     launch = with_environment(training.launch)
     batch = training.batch.of_processes(launch.processes * launch.nodes)
     batches = BatchPlan(lengths, batch, seed=seed, max_length=dataset.tokenizer.max_length)
@@ -177,8 +172,7 @@ def _resolved(training: TrainingConfig, dataset: Dataset, *, seed: int) -> Train
         steps["max_tokens"] = batches.steps_until(training.max_tokens)
     first = min(steps, key=lambda name: steps[name])
     cut = steps.get("epochs", 0) > steps[first]
-    log.log(
-        logging.WARNING if cut else logging.INFO,
+    log.info(
         "training.%s ends the training after %d steps (%s)%s", first, steps[first],
         "; ".join(f"{name} {getattr(training, name):,}: {count:,} steps" for name, count in steps.items()),
         f". To train all epochs, set training.{first} to null" if cut else "",

@@ -8,6 +8,7 @@ import pytest
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.sts_sets import StsSet, StsSource, load_sts
+from mm_ldlm.extras.sts.readers import SEMEVAL_SUBSETS, SICK_PARTS
 
 PAIRS = [("A plane, taking off.", 'An "air" plane', 5.0), ("Zwei Männer", "two men", 0.5), ("x y", "z", 3.25)]
 
@@ -36,6 +37,22 @@ def test_pairs_without_a_gold_score_are_no_part_of_a_year(prefix: str, extra: st
     assert found.subsets == ("A", "B")
     assert as_pairs(found)[2:] == [("B first 0", "B second 0", 1), ("B first 2", "B second 2", 2)]
     assert load_sts(source(tmp_path, "semeval", subsets=["B"])).subsets == ("B",)
+
+
+def test_a_folder_of_all_sets_has_each_at_any_depth(tmp_path: Path) -> None:
+    for year, subsets in SEMEVAL_SUBSETS.items():
+        write_year(
+            tmp_path / "STS" / f"{year}-test", dict.fromkeys(subsets, "1 2"), prefix=f"STS{'2016' * (year == 'sts16')}"
+        )
+    (tmp_path / "STS" / "benchmark").mkdir()
+    (tmp_path / "STS" / "benchmark" / "sts-test.csv").write_text("g\tf\ty\t1\t4\ta\tb\ng\tf\ty\t2\t3\tc\td\n")
+    (tmp_path / "SICK").mkdir()
+    for part, name in SICK_PARTS.items():
+        (tmp_path / "SICK" / name).write_text(sick(f"{part} {part}", column=False))
+    found = {year: load_sts(source(tmp_path, "semeval", name=year)) for year in SEMEVAL_SUBSETS}
+    assert {year: each.subsets for year, each in found.items()} == SEMEVAL_SUBSETS
+    assert len(load_sts(source(tmp_path, "stsb"))) == 2
+    assert len(load_sts(source(tmp_path, "sick", split="all"))) == 6
 
 
 def test_a_part_of_a_year_is_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:

@@ -143,7 +143,7 @@ def _run(
     with (
         config.engine.started() as engine,
         tqdm(
-            desc="ingestion", unit=" rows", unit_scale=True, initial=counts.total("read"), mininterval=1.0,
+            desc="ingestion", unit=" rows", unit_scale=True, initial=counts.total("read"), delay=2,
             disable=None if config.progress else True,
         ) as bar,
     ):  # fmt: skip

@@ -81,7 +81,7 @@ def tokenize_records(
     ends = list(itertools.accumulate([shard.rows for shard in records.manifest.shards], initial=0))
     finished = len(done.shards["tokens"])
     with tqdm(
-        desc="tokens", unit=" rows", unit_scale=True, total=len(records), initial=ends[finished], mininterval=1.0,
+        desc="tokens", unit=" rows", unit_scale=True, total=len(records), initial=ends[finished], delay=2,
         disable=None if progress else True,
     ) as bar:  # fmt: skip
         for start, stop in itertools.pairwise(ends[finished:]):

@@ -243,8 +243,8 @@ def _launch(workspace: Path, ranks: LaunchConfig) -> None:
 @contextlib.contextmanager
 def _watch(job: Job, missing: Sequence[int], *, rows: int) -> Iterator[None]:
     """Show a progress bar over all processes, by the records of the shards that they finish."""
-    stop, hidden = threading.Event(), not job.config.progress
-    with tqdm(total=rows, unit="rows", unit_scale=True, desc="embedding", disable=hidden, mininterval=1.0) as bar:
+    stop, hidden = threading.Event(), None if job.config.progress else True
+    with tqdm(total=rows, unit="rows", unit_scale=True, desc="embedding", disable=hidden, delay=2) as bar:
 
         def advance() -> None:
             ended = False

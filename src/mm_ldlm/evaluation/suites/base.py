@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from mm_ldlm.evaluation.config import EvaluationConfig
     from mm_ldlm.evaluation.report.inputs import ReportInputs
     from mm_ldlm.inference import MMLDLM
+
+log = logging.getLogger(__name__)
 
 Metrics = dict[str, Any]
 Form = Literal["fraction", "cosine", "points", "cost", "perplexity", "plain"]
@@ -149,8 +152,10 @@ def score(suite: Suite, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
     about["samples"] = {f"samples_{task}": table.attrs.get(MADE_BY) for task, table in given.samples.items()}
     for name, found in about["samples"].items():
         refuse_other(found, weights, what=name, remedy=AGAIN)
-    reason = suite.skip_reason(given)
-    metrics, rows = suite.evaluate(given) if reason is None else ({"skipped": reason}, None)
+    metrics, rows = {"skipped": suite.skip_reason(given)}, None
+    if metrics["skipped"] is None:
+        log.info("evaluation · %s", suite.name)
+        metrics, rows = suite.evaluate(given)
     rows = pd.DataFrame({"id": pd.Series(dtype="string")}) if rows is None else rows
     rows.attrs = {MADE_BY: about}
     return {**plain(metrics), MADE_BY: about}, rows

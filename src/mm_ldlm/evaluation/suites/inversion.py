@@ -159,14 +159,12 @@ def sweep(sentences: Sentences, given: Evaluation) -> list[dict[str, Any]]:
     Each line holds model calls, seconds, metrics with intervals, and exact match relative to the reference (paired).
     Without an encoder, points with a search are left out; if the reference is one of them, the last point replaces it.
     """
-    from tqdm import tqdm
-
     model, config, bootstrap = given.model, given.config.inversion, given.bootstrap
     points = [point for point in config.sweep if model.no_encoder is None or not _searches(point)]
     if not points:
         return []
     latents_nd, lines, outputs = sentences.latents, [], []
-    for point in tqdm(points, desc="quality against calls", disable=not given.config.progress):
+    for point in points:
         started, how = time.perf_counter(), {"sampler": point.sampler, "length": point.length, "search": point.search}
         outputs.append(made := model.invert(latents_nd, **how, seed=given.seed))
         seconds = time.perf_counter() - started

@@ -66,8 +66,6 @@ class Sts(Suite):
         return None if encodes else given.model.capabilities.refusal("t2l")
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
-        from tqdm import tqdm
-
         model, config = given.model, given.config.sts
         refusals = {"encoder": model.no_encoder, "model": model.capabilities.refusal("t2l")}
         left_out = [f"scores of the {SOURCES[name]}: {why}" for name, why in refusals.items() if why is not None]
@@ -77,9 +75,11 @@ class Sts(Suite):
             encoders["model"] = embedder(model, config.sampler, seed=given.seed)
             encoders["one_step"] = embedder(model, "one_step", seed=given.seed)
         sets: Metrics = {}
-        for source in tqdm(config.sources, desc="STS", disable=not given.config.progress):
+        for source in config.sources:
             pairs = load_sts(source, seed=given.seed)
             entry: Metrics = {"pairs": len(pairs), "subsets": pairs.subsets, "part": pairs.part}
+            if "encoder" in encoders and hasattr(model.encoder, "spec"):  # one that has a name
+                entry["published"] = source.published.get(model.encoder.spec.name)
             entry |= tokenised(pairs, model, too_long=config.too_long) if embeds else {}
             if entry.get("unknown", 0) > MOST_UNKNOWN:
                 left_out.append(
@@ -100,6 +100,7 @@ class Sts(Suite):
         means = [f"{kind}_{of}" for of in ("spearman", "pearson") for kind in ("mean", "weighted_mean")]
         for name, entry in metrics["sets"].items():
             found[f"sts.{name}.pairs"], found[f"sts.{name}.unknown"] = entry["pairs"], entry.get("unknown")
+            found[f"sts.{name}.encoder_published"] = entry.get("published")
             for source, score in entry["scores"].items():
                 prefix = f"sts.{name}." + ("" if source == "model" else f"{source}_")
                 found |= {f"{prefix}{key}": score.get(key) for key in ("spearman", *means, "ratio")}
@@ -115,6 +116,7 @@ class Sts(Suite):
                 f"sts.{name}.spearman", f"STS {name}", "points", "Spearman × 100",
                 beside=(
                     ("encoder", f"sts.{name}.encoder_spearman", "points"),
+                    ("published", f"sts.{name}.encoder_published", "points"),
                     ("ratio", f"sts.{name}.ratio", "fraction"),
                 ),
                 leading=name == names[0],

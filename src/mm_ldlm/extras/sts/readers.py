@@ -34,6 +34,8 @@ _SEMEVAL_INPUT = re.compile(r"STS(\d{4})?\.input\..+\.txt")
 def read_semeval(source: StsSource, seed: int) -> StsSet:
     """Read one year's STS.input.NAME.txt and STS.gs.NAME.txt, searched below the folder; gold 0 to 5.
 
+    Below a folder of several years, it is the one with all subsets that are expected.
+
     The files of 2016 begin with STS2016 instead of STS, and their lines have two more columns, the sources of the
     sentences, which are not used.
 
@@ -45,13 +47,21 @@ def read_semeval(source: StsSource, seed: int) -> StsSet:
         path for path in sorted(folder.rglob("STS*.input.*.txt"))
         if _SEMEVAL_INPUT.fullmatch(path.name) and ".input.ALL." not in path.name  # STS12 has the concatenation too
     ]  # fmt: skip
-    inputs = {path.name.split(".input.", 1)[1].removesuffix(".txt"): path for path in paths}
-    if len(inputs) < len(paths):
+    years: dict[Path, dict[str, Path]] = {}
+    for path in paths:
+        years.setdefault(path.parent, {})[path.name.split(".input.", 1)[1].removesuffix(".txt")] = path
+    expected = source.subsets or SEMEVAL_SUBSETS.get(source.name.lower())
+    fitting = [year for year in years.values() if year.keys() >= set(expected or ())]
+    if len(fitting) > 1:
         source.file(folder).refuse("the folder of one year with each subset once", show(list(map(str, paths)), 600))
-    expected = source.subsets or SEMEVAL_SUBSETS.get(source.name.lower()) or sorted(inputs)
-    if not inputs or any(subset not in inputs for subset in expected):
-        wanted = ", ".join(f"STS.input.{subset}.txt" for subset in expected) or "STS.input.*.txt"
-        source.file(folder).refuse(f"{wanted} (2016: STS2016.input.*.txt) below it", show(sorted(inputs), 200))
+    if not fitting:
+        wanted = ", ".join(f"STS.input.{subset}.txt" for subset in expected or "*")
+        source.file(folder).refuse(
+            f"{wanted} (2016: STS2016.input.*.txt) below it",
+            show(sorted(name for year in years.values() for name in year), 200),
+        )
+    (inputs,) = fitting
+    expected = expected or sorted(inputs)
     pairs: list[Pair] = []
     labels: list[str] = []
     for subset in expected:
@@ -73,7 +83,7 @@ def read_sick(source: StsSource, seed: int) -> StsSet:
     """Read one part of SICK ("train", "trial", "test"), or all three together in this order ("all"); gold 1 to 5.
 
     The path is SICK.txt, whose column SemEval_set names the part of each pair, the file of one part, or a folder with
-    either.
+    either at any depth.
 
     Raises:
         EvaluationError: a file is missing, malformed, or contains another part.
@@ -81,8 +91,9 @@ def read_sick(source: StsSource, seed: int) -> StsSet:
     path, parts = Path(source.path or ""), [part for part in SICK_PARTS if source.split in (part, "all")]
     files = [path]
     if path.is_dir():
-        together = path / "SICK.txt"
-        files = [together] if together.is_file() else [path / SICK_PARTS[part] for part in parts]
+        found = {file.name: file for file in sorted(path.rglob("SICK*.txt"), reverse=True)}
+        names = ["SICK.txt"] if "SICK.txt" in found else [SICK_PARTS[part] for part in parts]
+        files = [found.get(name, path / name) for name in names]
     pairs: list[Pair] = []
     for file in map(source.file, files):
         rows = read_rows(file)

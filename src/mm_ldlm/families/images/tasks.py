@@ -18,7 +18,6 @@ class ImageTask(Task):
     """Base of the tasks on images, which read the section `images.sampling`."""
 
     sections = ("sampling", "images")
-    field = "images"
 
     @property
     def own(self) -> ImageTasksConfig:

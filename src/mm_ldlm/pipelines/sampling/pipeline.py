@@ -46,7 +46,10 @@ def node_of(name: str) -> Callable[..., Any]:
 
     def sample(model: MMLDLM, dataset: Dataset, seed: int, **sections: Any) -> pd.DataFrame:
         task = task_of(name, sections)
-        parts = task.sample(model, dataset, seed=seed) if _takes_place(task, model) else []
+        parts = []
+        if _takes_place(task, model):
+            log.info("sampling · %s", name)
+            parts = task.sample(model, dataset, seed=seed)
         own = {key: to_dict(section) for key, section in sections.items() if key != "sampling"}
         return _table(parts, task, model, {"parameters": to_dict(task.sampling) | own, "seed": seed})
 
@@ -64,8 +67,6 @@ def _takes_place(task: Task, model: MMLDLM) -> bool:
     reason = task.refusal(model.capabilities) if task.requested else None
     if reason is not None and task.sampling.tasks is not None:
         raise SamplingError(reason)
-    if reason is not None and task.field is None:
-        log.info("task '%s' is skipped: %s", task.name, reason)
     return task.requested and reason is None
 
 

@@ -46,8 +46,6 @@ class Task(ABC):
         embeds: the parameter whose texts the encoder embeds; "": none.
         sampler_at: the parameter of the sampler that writes texts; "" for a task that writes none.
         length_at: the parameter of their length; "" for a task that chooses no lengths.
-        field: a field of the examples without which nobody expects the task, so that no line of the log says that it is
-            skipped; None: all runs.
         use: use of the run that the task needs (`objectives.capabilities.USES`); the name of the task, if not set.
         order: order in which a text and its latent are generated; "" for tasks without one.
         given: whether texts are written given latents, or data of another kind.
@@ -61,7 +59,6 @@ class Task(ABC):
     embeds: ClassVar[str] = ""
     sampler_at: ClassVar[str] = ""
     length_at: ClassVar[str] = ""
-    field: ClassVar[str | None] = None
     fits_window: ClassVar[bool] = False
 
     def __init__(self, name: str, **sections: Any) -> None:
