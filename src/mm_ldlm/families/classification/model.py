@@ -30,7 +30,7 @@ class LatentMLPConfig:
         depth: number of residual blocks. At 0 the features are the latent itself, so that the head is a linear
             classifier.
         dim: dimension of the features; not used at depth 0.
-        dropout: of the output of each block.
+        dropout: of the latent, and of the output of each block.
     """
 
     interface: ClassVar[type] = LatentFeatures
@@ -74,10 +74,12 @@ class LatentMLP(nn.Module):
         self.config, self.shape = config, shape
         latent_dim = shape.dim("latents")
         self.feature_dim = config.dim if config.depth else latent_dim
+        self.dropout = nn.Dropout(config.dropout)
         self.input = tag(Linear(latent_dim, config.dim), "backbone") if config.depth else None
         self.blocks = tag(nn.ModuleList(LatentBlock(config) for _ in range(config.depth)), "backbone")
 
     def forward(self, latents_Bd: Tensor) -> Tensor:
+        latents_Bd = self.dropout(latents_Bd)
         if self.input is None:
             return latents_Bd.float()
         x_BD = self.input(latents_Bd).float()
