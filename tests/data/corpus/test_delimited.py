@@ -1,5 +1,7 @@
 """JSONL and CSV files: a record is one row, good or bad, and a fault in one of them costs no other."""
 
+import csv
+import io
 import json
 import tempfile
 from collections.abc import Callable
@@ -135,3 +137,32 @@ def test_a_column_that_is_read_and_occurs_twice_is_refused(refuses: Callable[...
     with refuses(SourceError, "text"):
         read({"kind": "csv", "path": str(tmp_path / "a.csv")})
     assert texts(read_raw(b"text,,\na,,\n")) == ["a"]  # columns that are not read may be equal
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.lists(st.tuples(st.text(st.sampled_from("ab ,;|\té"), max_size=8), st.integers()), min_size=1, max_size=9),
+    delimiter=st.sampled_from([",", ";", "\t", "|"]),
+    header=st.sampled_from([True, False, ("n", "text", "more")]),
+)
+def test_the_delimiter_is_recognised_in_files_with_and_without_a_header(
+    rows: list[tuple[str, int]], delimiter: str, header: Any
+) -> None:
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter=delimiter, quoting=csv.QUOTE_ALL)
+    writer.writerows([["n", "text", "more"]] * (header is True) + [[number, text, "x"] for text, number in rows])
+    found = read_raw(
+        out.getvalue().encode(), delimiter="auto", header=header, columns=["1" if header is False else "text"]
+    )
+    assert texts(found) == [text for text, _ in rows]
+
+
+def test_a_delimiter_that_may_be_one_of_two_is_refused_with_the_line_that_works(
+    tmp_path: Path, refuses: Callable[..., Any]
+) -> None:
+    (tmp_path / "a.csv").write_text("a,b;c\nd,e;f\n")
+    keys = {"kind": "csv", "path": str(tmp_path / "a.csv"), "header": False, "columns": ["0"]}
+    with refuses(SourceError, "','", "';'", "ingestion.delimiter"):
+        read({**keys, "delimiter": "auto"})
+    assert texts(read({**keys, "delimiter": ";"})) == ["a,b", "d,e"]
+    assert texts(read_raw(b"text\none, and two\n", delimiter="auto", columns=["0"], header=("0", "1"))) == ["one"]

@@ -3,6 +3,7 @@
 import builtins
 import concurrent.futures
 import contextlib
+import json
 import multiprocessing
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -346,6 +347,32 @@ def test_path_and_text_column_replace_those_of_the_only_source_with_a_path(
             parse(IngestionConfig, {"sources": sources, "path": "a"}, at="ingestion")
     with refuses(ConfigurationError, "ingestion.text_column"):
         parse(IngestionConfig, {"sources": [{"kind": "text", "path": "a"}], "text_column": "a"}, at="ingestion")
+
+
+@pytest.mark.parametrize("header", [False, ["topic", "title", "author"]])
+def test_options_of_a_file_are_those_of_its_source_and_columns_may_be_numbers(tmp_path: Path, header: Any) -> None:
+    (tmp_path / "news.csv").write_text("".join(f"{n % 2};title number {n};author {n % 3}\n" for n in range(9)))
+    source, numbers = {"kind": "table", "path": "elsewhere"}, header is False
+    given = {
+        "path": str(tmp_path / "news.csv"), "header": header, "limit": 6,
+        "text_column": 1 if numbers else "title", "label_column": 0 if numbers else "topic",
+        "group_column": "2" if numbers else "author",
+    }  # fmt: skip
+    rows = ingested(tmp_path / "out", source, **given, splits=SPLIT).rows
+    assert [row["text"] for row in rows] == [f"title number {n}" for n in range(6)]
+    assert [json.loads(row["meta"]) for row in rows] == [
+        {"label": str(n % 2), "split_group": f"author {n % 3}"} for n in range(6)
+    ]
+    more = ingested(tmp_path / "out", source, **given | {"limit": 9}, splits=SPLIT)  # another number begins again
+    assert (len(more.rows), more.report["resumed_after_rows"]) == (9, 0)
+
+
+def test_a_column_that_is_missing_is_refused_with_the_columns_that_are_there(
+    tmp_path: Path, refuses: Callable[..., Any]
+) -> None:
+    (tmp_path / "news.csv").write_text("topic;title\na;b\nc;d\n")
+    with refuses(SourceError, "topic, title", "`--params ingestion.text_column=topic`", "ingestion.header=false"):
+        ingested(tmp_path, {"kind": "table", "path": str(tmp_path / "news.csv")}, max_bad_fraction=0.0)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,20 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from mm_ldlm.core import Bytes, Fraction, InvalidValue, Rows, bounded, config
+from mm_ldlm.core import Bytes, Fraction, InvalidValue, PositiveInt, Rows, bounded, config
 from mm_ldlm.data.corpus.duplicates import NearDuplicateConfig
 from mm_ldlm.data.corpus.filters import LengthConfig
 from mm_ldlm.data.corpus.record import UnicodeForm, normalise
 from mm_ldlm.data.corpus.sources import SOURCES
+from mm_ldlm.data.corpus.sources.base import Delimiter, Header
 from mm_ldlm.data.corpus.splits import SplitConfig
 from mm_ldlm.data.engines import ENGINES, LocalEngineConfig
+
+SHORT_FORMS = {
+    "path": "path", "text_column": "columns", "label_column": "label_column", "vector_column": "vector_column",
+    "group_column": "group_column", "header": "header", "delimiter": "delimiter", "limit": "max_samples",
+}  # fmt: skip
+"""Keys of the section → keys of the only source with a path, because the command line cannot address list items"""
 
 
 @config
@@ -20,8 +27,11 @@ class IngestionConfig:
     Attributes:
         sources: read one after another, or in proportion to their weights until one of them is exhausted; with `path`
             and `text_column` in the source that they change.
-        path: replaces the path of the one source that has a path, because the command line cannot address list items.
-        text_column, group_column: replace the columns and the `group_column` of that source, which must be a table.
+        path: replaces the path of the one source that has a path.
+        text_column, label_column, vector_column, group_column: replace the columns and the keys of that source, which
+            must be a table; the number of a column, from 0, in a file without a header.
+        header, delimiter: replace those keys of that source, which must be a CSV file.
+        limit: replaces its `max_samples`: only its first rows are read.
         unicode_form: NFC, NFKC or none.
         collapse_whitespace: replace each run of white space by one space.
         length: bounds in characters and words; bounds in tokens belong to the tokenizer.
@@ -40,8 +50,13 @@ class IngestionConfig:
 
     sources: Annotated[tuple[Annotated[Any, SOURCES], ...], bounded(min_length=1)]
     path: str | None = None
-    text_column: str | None = None
-    group_column: str | None = None
+    text_column: str | int | None = None
+    label_column: str | int | None = None
+    vector_column: str | int | None = None
+    group_column: str | int | None = None
+    header: Header | None = None
+    delimiter: Delimiter | None = None
+    limit: PositiveInt | None = None
     unicode_form: UnicodeForm = "NFC"
     collapse_whitespace: bool = True
     length: LengthConfig = LengthConfig()
@@ -65,13 +80,15 @@ class IngestionConfig:
             raise InvalidValue(
                 "some sources have a weight and others none: give one to every source or to none", "sources"
             )
-        for key, named in (("path", "path"), ("text_column", "columns"), ("group_column", "group_column")):
+        for key, named in SHORT_FORMS.items():
             if (value := getattr(self, key)) is None:
                 continue
+            if key.endswith("_column"):
+                value = str(value)
             fitting = [source for source in self.sources if source.paths and hasattr(source, named)]
             if len(fitting) != 1:
                 raise InvalidValue(
-                    f"'{key}' replaces the '{named}' of the only source with a path, found {len(fitting)} of them. "
+                    f"'{key}' replaces the '{named}' of the only source with a path that has it, found {len(fitting)}. "
                     f"Choose an environment for your own data (`--env=own_text --params ingestion.path=FILE`, or "
                     "own_csv), or set ingestion.sources",
                     key,

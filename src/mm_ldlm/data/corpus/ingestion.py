@@ -21,7 +21,7 @@ from mm_ldlm.core import ConfigurationError, SourceError, foreign_code, show, to
 from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.data.corpus import byte_level
 from mm_ldlm.data.corpus.cleaning import QUARANTINE_SCHEMA, Chunk, Counts, Merger, Preparation, SideStore
-from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.config import SHORT_FORMS, IngestionConfig
 from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, describe_function, load_function
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig
@@ -237,7 +237,8 @@ def _check_damage(config: IngestionConfig, counts: Counts) -> None:
         raise SourceError(
             f"{counts.damaged} of {counts.rows_in} rows are damaged ({100 * counts.damaged / counts.rows_in:.1f} %), "
             f"but ingestion.max_bad_fraction is {100 * config.max_bad_fraction:.1f} %: {_reasons(counts)}. Name "
-            "columns that the source has (`--params ingestion.text_column=NAME`), correct the sources, or raise "
+            "columns that the source has (`--params ingestion.text_column=NAME`; in a CSV file without a header "
+            "`ingestion.header=false,ingestion.text_column=0`), correct the sources, or raise "
             "ingestion.max_bad_fraction to leave such rows out."
         )
 
@@ -302,7 +303,7 @@ def _refuse_other_sources(config: IngestionConfig, workspace: Path) -> None:
 
 def _fingerprints(config: IngestionConfig, opening: Opening) -> dict[str, str]:
     parameters = {**to_dict(config), "format": FORMAT_VERSION}
-    for name in ("path", "text_column", "group_column", "progress", "max_bad_fraction", "replace", "engine"):
+    for name in (*SHORT_FORMS, "progress", "max_bad_fraction", "replace", "engine"):
         parameters.pop(name)
     for plain, source in zip(parameters["sources"], config.sources, strict=True):
         for key, _ in source.files:  # the digests of the files are in the descriptions of the sources

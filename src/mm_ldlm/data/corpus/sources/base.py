@@ -40,6 +40,10 @@ _KINDS = {
     ".csv": "csv", ".tsv": "csv", ".txt": "text",
 }  # fmt: skip
 """Kind of the source for a suffix; a folder is one that `Dataset.save_to_disk` wrote"""
+AUTO = "auto"
+"""Value of `delimiter` that has it recognised"""
+Delimiter = Annotated[str, bounded(pattern=r"^([\s\S]|auto)$")]
+Header = bool | tuple[str, ...]
 HELD_OUT = "held_out"
 """Split of rows that the keyed hash divides between validation and test"""
 
@@ -275,17 +279,17 @@ class ColumnsConfig(SourceConfig):
                 yield BadRow(file, line, error.reason, error.detail, excerpt(error.content or dict(fields)))
 
     def _row(self, fields: Mapping[str, Any], column: str, row: Row) -> Row:
-        text, pair, vector = _text(fields, column), None, None
+        text, pair, vector = _text(fields, column, "text_column"), None, None
         meta = {name: _cell(fields, name) for name in self.meta_columns if name in fields}
         if self.label_column is not None:
-            meta[LABEL] = self._label(_cell(fields, self.label_column), self.label_column, "no_label", self.labels)
+            meta[LABEL] = self._label(fields, "label_column", "no_label", self.labels)
         if self.pair_column is not None:
             pair = _text(fields, self.pair_column)
         if self.vector_column is not None:
-            vector = _cell(fields, self.vector_column)
+            vector = _cell(fields, self.vector_column, "vector_column")
         group = None
         if self.group_column is not None:
-            group = meta[GROUP] = self._label(_cell(fields, self.group_column), self.group_column, "no_group", None)
+            group = meta[GROUP] = self._label(fields, "group_column", "no_group", None)
         elif len(self.columns) > 1:
             group = "\n".join(str(fields.get(name)) for name in self.columns)
         split = row.split or self.split_of(fields)
@@ -295,7 +299,9 @@ class ColumnsConfig(SourceConfig):
         """Return the split of a row; None for the hash split, or where the source divides its rows otherwise."""
         return None
 
-    def _label(self, value: Any, column: str, missing: str, known: Sequence[str] | None) -> str:
+    def _label(self, fields: Mapping[str, Any], key: str, missing: str, known: Sequence[str] | None) -> str:
+        column = getattr(self, key)
+        value = _cell(fields, column, key)
         if value is None or (isinstance(value, str) and not value.strip()):
             raise Unusable(missing, f"column '{column}' is empty")
         label = label_text(value)
@@ -341,24 +347,19 @@ class TableFilesConfig(ColumnsConfig):
 
 
 @config
-class TableConfig(SourceConfig):
+class TableConfig(TableFilesConfig):
     """Files and folders whose format follows from their names, with the same columns.
+
+    The vectors of a text file are in the .npy file of the same name.
 
     Attributes:
         path: a file, a folder of a saved data set, a glob, or a list of them; relative to the working directory.
-        columns: columns that contain a text; each becomes a separate row.
-        group_column: a column whose value decides the split.
-        meta_columns: columns kept as JSON in `meta`.
-        vector_column: a column that contains the vector of the text (`encoder.kind: precomputed`): a list of numbers;
-            the vectors of a text file are in the .npy file of the same name.
+        header, delimiter: of CSV files, as `CsvConfig`.
     """
 
     kind: str = "table"
-    path: str | tuple[str, ...]
-    columns: tuple[str, ...] = ("text",)
-    group_column: str | None = None
-    meta_columns: tuple[str, ...] = ()
-    vector_column: str | None = None
+    header: Header = True
+    delimiter: Delimiter = AUTO
 
     def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
         for path in self.paths:
@@ -373,14 +374,14 @@ class TableConfig(SourceConfig):
         if kind is None:
             expected = f"one of the suffixes {', '.join(_KINDS)}, or the folder of a saved data set"
             self.file(path).refuse(expected, f"the suffix '{suffix}'")
-        keys: dict[str, Any] = {"name": self.label, "path": path}
+        cls = SOURCES.load(kind)
+        own: Any = dataclasses.replace(self, kind=kind, name=self.label, path=path)
+        if suffix == ".tsv" and self.delimiter == AUTO:
+            own = dataclasses.replace(own, delimiter="\t")
+        keys = {field.name: getattr(own, field.name) for field in dataclasses.fields(cls) if hasattr(own, field.name)}
         if kind == "text":
             keys["vectors"] = "beside" if self.has_vectors else None
-        else:
-            keys |= {name: getattr(self, name) for name in ("columns", "group_column", "meta_columns", "vector_column")}
-        if suffix == ".tsv":
-            keys["delimiter"] = "\t"
-        return SOURCES.load(kind)(**keys)
+        return cls(**keys)
 
 
 @config
@@ -435,19 +436,20 @@ def held_out_first(splits: Mapping[str, str]) -> list[tuple[str, str | None]]:
     return [(name, None if split == "hash" else split) for name, split in named]
 
 
-def _cell(fields: Mapping[str, Any], name: str) -> Any:
+def _cell(fields: Mapping[str, Any], name: str, option: str | None = None) -> Any:
     if name not in fields:
         there = list(fields)[:12]
         hint, found = nearest(name, there), ", ".join(there)[:100] or "nothing"
-        raise Unusable("missing_column", f"no column '{name}'.{hint} Found {found}.")
+        choice = f" Choose one of them: `--params ingestion.{option}={there[0]:.40}`." if option and there else ""
+        raise Unusable("missing_column", f"no column '{name}'.{hint} Found {found}.{choice}")
     found = fields[name]
     if isinstance(found, Unusable):
         raise Unusable(found.reason, f"column '{name}' contains {found.detail}", found.content)
     return found
 
 
-def _text(fields: Mapping[str, Any], name: str) -> str:
-    value = _cell(fields, name)
+def _text(fields: Mapping[str, Any], name: str, option: str | None = None) -> str:
+    value = _cell(fields, name, option)
     if not isinstance(value, str):
         raise Unusable("wrong_type", f"column '{name}' contains {type(value).__name__}, expected text", value)
     return value

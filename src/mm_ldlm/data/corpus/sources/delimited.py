@@ -6,17 +6,34 @@ many fields as the first record, which needs two columns; otherwise they are qua
 quotation marks are balanced (decision 0121).
 """
 
+import contextlib
 import csv
+import itertools
 import json
+import logging
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from mm_ldlm.core import SourceError, bounded, config
-from mm_ldlm.data.corpus.sources.base import BadRow, Opening, Row, TableFilesConfig, Unusable, excerpt
+from mm_ldlm.core import SourceError, config
+from mm_ldlm.data.corpus.sources.base import (
+    AUTO,
+    BadRow,
+    Delimiter,
+    Header,
+    Opening,
+    Row,
+    TableFilesConfig,
+    Unusable,
+    excerpt,
+)
 from mm_ldlm.data.corpus.sources.lines import Encoding, Line, read_lines
 
+log = logging.getLogger(__name__)
+
+DELIMITERS = (",", ";", "\t", "|")
+SNIFFED_LINES = 100
 LOOKAHEAD = 16
 """How many times the largest record is held while the end of a quoted field is searched"""
 
@@ -51,20 +68,51 @@ class CsvConfig(TableFilesConfig):
 
     Attributes:
         encoding: any encoding of text in which ASCII characters are single bytes.
-        delimiter: one character.
-        header: whether the first record has the names of the columns; without, they are "0", "1", ...
+        delimiter: one character; "auto" recognises it by the columns that are read and the widths of the first records.
+        header: whether the first record has the names of the columns, or the names, if it has none. With false they are
+            "0", "1", ...
     """
 
     kind: str = "csv"
     encoding: Encoding = "utf-8"
-    delimiter: Annotated[str, bounded(min_length=1, max_length=1)] = ","
-    header: bool = True
+    delimiter: Delimiter = ","
+    header: Header = True
+
+    def describe(self, opening: Opening) -> Any:
+        if self.delimiter == AUTO:
+            for path in self.find():
+                log.info("%s: the delimiter is %r", path, self._delimiter(path, opening))
+        return super().describe(opening)
+
+    def _delimiter(self, path: Path, opening: Opening) -> str:
+        """Return the delimiter, recognised in the first lines if it is "auto".
+
+        Raises:
+            SourceError: several fit.
+        """
+        if self.delimiter != AUTO:
+            return self.delimiter
+        read = read_lines(path, encoding=self.encoding, max_bytes=opening.max_row_bytes)
+        lines = [f"{line.text}\n" for line in itertools.islice(read, SNIFFED_LINES)]
+        records = {each: _parsed(lines, each) for each in DELIMITERS}
+        most = max(map(len, records.values()))
+        widths = {each: len(rows[0]) for each, rows in records.items() if 0 < most == len(rows) and _is_table(rows)}
+        found = [each for each in widths if {*self.columns} <= {*records[each][0]}] or list(widths)
+        if len(found) > 1:
+            raise SourceError(
+                f"{path}: expected one delimiter, found that several divide its lines equally: "
+                f"{', '.join(f'{each!r} in {widths[each]} columns' for each in found)}. Name the one that is meant: "
+                f"`--params 'ingestion.delimiter=\"{found[0]}\"'`."
+            )
+        return found[0] if found else DELIMITERS[0]
 
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
-        file, names = str(path), list[str]()
+        file, names = str(path), list(self.header if isinstance(self.header, tuple) else ())
+        delimiter = self._delimiter(path, opening)
+        self.present(names, file)
         lines = read_lines(path, encoding=self.encoding, max_bytes=opening.max_row_bytes)
-        for number, values in _Records(lines, self.delimiter, file, opening.max_row_bytes):
-            if self.header and not names:
+        for number, values in _Records(lines, delimiter, file, opening.max_row_bytes):
+            if self.header is True and not names:
                 if isinstance(values, BadRow):
                     raise SourceError(
                         f"{file}: line {number}: expected the header, found a line that cannot be read "
@@ -78,7 +126,7 @@ class CsvConfig(TableFilesConfig):
                 yield Row("", file, number)
             elif names and len(values) != len(names):
                 detail = f"{len(values)} fields, the header has {len(names)}"
-                yield BadRow(file, number, "broken_csv", detail, excerpt(self.delimiter.join(values)))
+                yield BadRow(file, number, "broken_csv", detail, excerpt(delimiter.join(values)))
             else:
                 fields = dict(zip(names or map(str, range(len(values))), values, strict=True))
                 yield from self.rows_of(fields, file=file, line=number)
@@ -113,6 +161,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 """Made once: `json.loads` with a hook makes a decoder for every text."""
+
+
+def _parsed(lines: list[str], delimiter: str) -> list[list[str]]:
+    """Return the records before the first one that this delimiter does not divide."""
+    records, reader = list[list[str]](), csv.reader(lines, delimiter=delimiter, strict=True)
+    with contextlib.suppress(csv.Error):
+        records.extend(reader)
+    return records
+
+
+def _is_table(records: list[list[str]]) -> bool:
+    """Return whether nearly all records have as many fields as the first, and several."""
+    width = len(records[0])
+    return width > 1 and 10 * sum(len(record) == width for record in records) >= 9 * len(records)
 
 
 class _Records:
