@@ -25,8 +25,8 @@ _COMMAND_LETTERS = 200
 class Lock:
     """A lock that this process holds until `release`, or until it ends."""
 
-    def __init__(self, path: Path, use: Use, file: IO[str] | None) -> None:
-        self.path, self.use, self._file = path, use, file
+    def __init__(self, file: IO[str] | None) -> None:
+        self._file = file
 
     def release(self) -> None:
         if self._file is not None:
@@ -51,7 +51,7 @@ def take(path: Path, use: Use) -> Lock | None:
         try:
             file = open(path, encoding="utf-8")  # noqa: SIM115
         except OSError:
-            return Lock(path, use, None)
+            return Lock(None)
     if not try_lock(file, use):
         file.close()
         return None
@@ -61,11 +61,11 @@ def take(path: Path, use: Use) -> Lock | None:
         if file.writable():
             file.write(json.dumps(_record(use)) + "\n")
             file.flush()
-    return Lock(path, use, file)
+    return Lock(file)
 
 
-def try_lock(file: IO[str], use: Use = "write") -> bool:
-    """Lock an open file without waiting, or change its lock; True as well on a file system without locks."""
+def try_lock(file: IO[str], use: Use) -> bool:
+    """Lock an open file without waiting; True as well on a file system without locks."""
     try:
         fcntl.flock(file, (fcntl.LOCK_EX if use == "write" else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,7 +1,6 @@
 """Preflight checks before the first step: whether this machine can execute the run, and otherwise the remedy."""
 
 import dataclasses
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from mm_ldlm.core.files import write_text
 from mm_ldlm.distributed import collectives, environment
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.batch_plan import Planned
-from mm_ldlm.training.checkpoints.reference import latest
 from mm_ldlm.training.loop import Run
 
 _GIB = 2**30
@@ -45,7 +43,6 @@ def preflight(run: Run) -> list[Check]:
         device(run.process, run.config.precision.autocast),
         versions(run.process),
         shared_folder(run.process, run.checkpointer.directory.parent),
-        disk(run),
         batches(run),
     ]
     checks = _agreed(checks)
@@ -90,19 +87,6 @@ def shared_folder(process: Process, directory: Path) -> Check:
         probe.unlink()
     remedy = "" if seen else "put the data folder on storage that all hosts share (kedro run --params data=/shared/…)"
     return Check("run folder", f"{directory} on {environment.host_name()}", remedy)
-
-
-def disk(run: Run) -> Check:
-    """Check that there is room for the checkpoints of the steps that are left."""
-    config, done = run.config.checkpoint, latest(run.checkpointer.directory)
-    steps_left = run.config.steps - (int(done.name.removeprefix("step-")) if done else 0)
-    kept = config.keep_last + 2 + (steps_left // config.keep_every if config.keep_every else 0)
-    copies = 4 if run.learner.ema.values else 3  # weights, two moments, averages
-    one = 4 * copies * sum(p.numel() for p in run.learner.root.parameters())
-    free = shutil.disk_usage(run.checkpointer.directory).free
-    found = f"{free / _GIB:.1f} GiB free, {kept} checkpoints of {one / _GIB:.2f} GiB at most"
-    remedy = "free some space, or lower training.checkpoint.keep_last, or raise keep_every" if kept * one > free else ""
-    return Check("disk", found, remedy)
 
 
 def batches(run: Run) -> Check:

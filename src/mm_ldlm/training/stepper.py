@@ -1,14 +1,16 @@
-"""Forward and backward passes of this rank's part of a step, and the losses that they return."""
+"""Forward and backward passes of this rank's part of a step in the precision of its devices, and their losses."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.parallel import Parallel
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Batch, Losses, Objective
@@ -17,6 +19,26 @@ from mm_ldlm.training.config import PrecisionConfig
 from mm_ldlm.training.state import seed_everything, step_seed
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Return whether the device computes products faster in bf16 than in float32.
+
+    A CPU must have AMX: an Intel CPU with AVX512-BF16 only (a virtual machine may hide AMX) took twice as long in bf16.
+    A GPU must not emulate bf16.
+    """
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+    return capabilities.get("amx_bf16", False)
+
+
+def resolve(precision: PrecisionConfig, process: Process) -> PrecisionConfig:
+    """Replace `auto` by bf16 if it is faster on the devices of all ranks, otherwise by fp32; all ranks agree."""
+    if precision.autocast != "auto":
+        return precision
+    lacking = torch.tensor(float(not multiplies_bf16(process.device)), device=process.device)
+    return dataclasses.replace(precision, autocast="fp32" if float(collectives.max_(lacking)) else "bf16")
 
 
 class Stepper:

@@ -44,15 +44,12 @@ def test_a_folder_of_all_sets_has_each_at_any_depth(tmp_path: Path) -> None:
         write_year(
             tmp_path / "STS" / f"{year}-test", dict.fromkeys(subsets, "1 2"), prefix=f"STS{'2016' * (year == 'sts16')}"
         )
-    (tmp_path / "STS" / "benchmark").mkdir()
-    (tmp_path / "STS" / "benchmark" / "sts-test.csv").write_text("g\tf\ty\t1\t4\ta\tb\ng\tf\ty\t2\t3\tc\td\n")
-    (tmp_path / "SICK").mkdir()
+    (tmp_path / "STS" / "sts-test.csv").write_text("g\tf\ty\t1\t4\ta\tb\ng\tf\ty\t2\t3\tc\td\n")
     for part, name in SICK_PARTS.items():
-        (tmp_path / "SICK" / name).write_text(sick(f"{part} {part}", column=False))
-    found = {year: load_sts(source(tmp_path, "semeval", name=year)) for year in SEMEVAL_SUBSETS}
-    assert {year: each.subsets for year, each in found.items()} == SEMEVAL_SUBSETS
-    assert len(load_sts(source(tmp_path, "stsb"))) == 2
-    assert len(load_sts(source(tmp_path, "sick", split="all"))) == 6
+        (tmp_path / "STS" / name).write_text(sick(f"{part} {part}", column=False))
+    found = {year: load_sts(source(tmp_path, "semeval", name=year)).subsets for year in SEMEVAL_SUBSETS}
+    assert found == SEMEVAL_SUBSETS
+    assert [len(load_sts(source(tmp_path, kind, split="all"))) for kind in ("stsb", "sick")] == [2, 6]
 
 
 def test_a_part_of_a_year_is_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:

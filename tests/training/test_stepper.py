@@ -7,27 +7,25 @@ import torch
 from tests.training import task
 from tests.training.test_loop import faulty
 
-from mm_ldlm.training import loop, precision
+from mm_ldlm.training import loop, stepper
 from mm_ldlm.training.config import PrecisionConfig
-from mm_ldlm.training.precision import multiplies_bf16, resolve
+from mm_ldlm.training.stepper import multiplies_bf16, resolve
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(("able", "expected"), [("amx_bf16", "bf16"), ("avx512_bf16", "fp32")])
-def test_auto_is_bf16_where_the_device_gains_by_it(able: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_bf16_where_the_device_gains_by_it_in_the_folder_of_the_plan(
+    able: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {able: True}, raising=False)
     assert multiplies_bf16(CPU) is (expected == "bf16")
     assert resolve(PrecisionConfig(autocast="auto"), task.ALONE).autocast == expected
     assert resolve(PrecisionConfig(autocast="bf16"), task.ALONE).autocast == "bf16"
-    monkeypatch.setattr(precision.collectives, "max_", lambda value: torch.tensor(1.0))  # another rank lacks it
-    assert resolve(PrecisionConfig(autocast="auto"), task.ALONE).autocast == "fp32"
-
-
-def test_a_run_keeps_the_folder_of_its_plan_whatever_type_its_device_gets(tmp_path: Path) -> None:
     spec = task.spec(precision={"autocast": "auto"}, max_steps=6)
-    run = task.built(spec, tmp_path)
-    assert run.checkpointer.directory.parent == tmp_path / spec.name
+    assert task.built(spec, tmp_path).checkpointer.directory.parent == tmp_path / spec.name
+    monkeypatch.setattr(stepper.collectives, "max_", lambda value: torch.tensor(1.0))  # another rank lacks it
+    assert resolve(PrecisionConfig(autocast="auto"), task.ALONE).autocast == "fp32"
 
 
 @pytest.mark.parametrize("autocast", ["fp32", "bf16", "fp16"])
