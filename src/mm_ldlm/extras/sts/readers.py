@@ -50,8 +50,8 @@ def read_semeval(source: StsSource, seed: int) -> StsSet:
     years: dict[Path, dict[str, Path]] = {}
     for path in paths:
         years.setdefault(path.parent, {})[path.name.split(".input.", 1)[1].removesuffix(".txt")] = path
-    expected = source.subsets or SEMEVAL_SUBSETS.get(source.name.lower())
-    fitting = [year for year in years.values() if year.keys() >= set(expected or ())]
+    expected = source.subsets or SEMEVAL_SUBSETS.get(source.name.lower(), ())
+    fitting = [year for year in years.values() if year.keys() >= set(expected)]
     if len(fitting) > 1:
         source.file(folder).refuse("the folder of one year with each subset once", show(list(map(str, paths)), 600))
     if not fitting:
@@ -61,10 +61,9 @@ def read_semeval(source: StsSource, seed: int) -> StsSet:
             show(sorted(name for year in years.values() for name in year), 200),
         )
     (inputs,) = fitting
-    expected = expected or sorted(inputs)
     pairs: list[Pair] = []
     labels: list[str] = []
-    for subset in expected:
+    for subset in expected or sorted(inputs):
         file = source.file(inputs[subset])
         scores = source.file(inputs[subset].with_name(inputs[subset].name.replace(".input.", ".gs.", 1)))
         rows, gold = read_rows(file), scores.lines()

@@ -177,7 +177,8 @@ class T2l(Task):
     inputs = ("sampling.rows", "sampling.t2l.files", "sampling.t2l.texts")
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
-        from mm_ldlm.inference.arguments import cosines_of, read_texts
+        from mm_ldlm.inference.arguments import cosines_of
+        from mm_ldlm.inference.files import read_texts
 
         config, own, parts = self.sampling, self.sampling.t2l, []
         if config.rows:
