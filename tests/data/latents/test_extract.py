@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.data.latents.toy import DIM, TEXTS, ToyEncoderConfig, content, digest_vector, embedded, records
+from tests.data.latents.toy import DIM, TEXTS, ToyEncoder, ToyEncoderConfig, content, digest_vector, embedded, records
 from tests.kills import kills
 
 from mm_ldlm.core import ConfigurationError, EncoderError, FingerprintError, WorkerFailed, config, parse
@@ -82,6 +82,15 @@ def test_row_i_is_the_vector_of_record_i(tmp_path: Path, texts: list[str], shard
     vectors = np.array([digest_vector(text) for text in texts], np.float32).reshape(-1, DIM)
     np.testing.assert_array_equal(found.take(slice(None)), vectors)
     assert [shard.rows for shard in found.manifest.shards][:-1] == [shard_rows] * (max(len(texts) - 1, 0) // shard_rows)
+
+
+def test_texts_whose_end_the_encoder_does_not_read_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ToyEncoder, "max_length", 3)
+    monkeypatch.setattr(ToyEncoder, "count_tokens", lambda _, texts: [len(text.split()) for text in texts])
+    embedded(records(tmp_path / "records", ["a", "a b c", "a b c d", "abcdefgh"]), tmp_path / "latents")
+    assert "1 of 4 texts have more than the 3 tokens" in caplog.text
 
 
 @pytest.mark.parametrize(

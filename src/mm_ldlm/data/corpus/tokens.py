@@ -151,6 +151,12 @@ def ingestion_report(preparation: dict[str, Any], tokens: ShardStore) -> dict[st
     tokens.manifest.require(directory=tokens.directory, records=preparation["fingerprint"])
     log.info("ingestion: %s", conservation(preparation))
     meta = tokens.manifest.meta
+    if truncated := sum(counts.get("truncated", 0) for counts in meta["splits"].values()):
+        log.warning(
+            "%d of %d texts have more than tokenizer.max_length = %d tokens: the model reads and writes only their "
+            "beginnings. Set tokenizer.too_long to split, or raise tokenizer.max_length.",
+            truncated, len(tokens), meta["max_length"],
+        )  # fmt: skip
     lengths = np.repeat(*np.array([(int(length), count) for length, count in meta["lengths"].items()]).T)
     percentiles = np.percentile(lengths, (5, 50, 95, 100), method="inverted_cdf").astype(int).tolist()
     return {

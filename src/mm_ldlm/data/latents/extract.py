@@ -279,6 +279,7 @@ def encode_shards(job: Job, numbers: Sequence[int], *, encoder: Encoder, process
 
     def encode(number: int) -> None:
         ids, texts = job.read(ShardStore.open(job.records, "records"), number)
+        _warn_of_long_texts(encoder, texts)
         prepared = encoder.prepare(texts)
         with computing:
             vectors = encoder.run(prepared)
@@ -297,6 +298,20 @@ def encode_shards(job: Job, numbers: Sequence[int], *, encoder: Encoder, process
             raise
 
 
+def _warn_of_long_texts(encoder: Encoder, texts: Sequence[str]) -> None:
+    """Warn about texts whose end the encoder does not read; texts of few bytes are not counted."""
+    if (most := encoder.max_length) is None:
+        return
+    lengthy = [text for text in texts if len(text.encode()) > most // 2]
+    long = sum(count > most for count in encoder.count_tokens(lengthy)) if lengthy else 0
+    if long:
+        logger.warning(
+            "%d of %d texts have more than the %d tokens that the encoder reads: their vectors are those of their "
+            "beginnings. Split texts (tokenizer.too_long: split, with a smaller tokenizer.max_length) or choose "
+            "another encoder.", long, len(texts), most,
+        )  # fmt: skip
+
+
 class EncodeTexts:
     """The function of the tasks of an engine: texts of one shard → their vectors.
 
@@ -310,6 +325,7 @@ class EncodeTexts:
 
     def __call__(self, texts: list[str]) -> Vectors:
         self._encoder = self._encoder or self.job.load(device=self.device)
+        _warn_of_long_texts(self._encoder, texts)
         with fixed_threads(self.job.config.threads):
             vectors = self._encoder.run(self._encoder.prepare(texts))
         self._encoder.verify()
