@@ -11,7 +11,7 @@ from tests.data.corpus.examples import ingested, jsonl
 
 from mm_ldlm.core import ConfigurationError, StoreError, parse
 from mm_ldlm.data.corpus import byte_level
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer, split_text
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 from mm_ldlm.data.corpus.tokens import build_tokenizer
 
 LETTERS = {"Latin": "aZéÑßøĳ", "Cyrillic": "бЖщЁї", "Arabic": "ابتثةﷺ", "Devanagari": "कखगिी्ँ", "Han": "東京龘语𠀀"}
@@ -32,13 +32,6 @@ def test_every_text_has_no_unknown_word_and_is_decoded_as_it_was_written(text: s
     (ids,) = BYTES.encode([text])
     assert not {BYTES.unk_id, BYTES.pad_id, BYTES.mask_id} & {*ids}
     assert BYTES.decode(ids) == text
-
-
-@settings(max_examples=100)
-@given(TEXTS, st.integers(1, 12))
-def test_pieces_of_a_text_hold_all_its_characters(text: str, max_length: int) -> None:
-    pieces = split_text(text, BYTES, max_length=max_length)
-    assert "".join("".join(piece for piece, _ in pieces).split()) == "".join(text.split())
 
 
 def test_the_same_texts_give_the_same_vocabulary_and_few_texts_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:

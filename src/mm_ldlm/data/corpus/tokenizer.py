@@ -185,22 +185,21 @@ class TextTokenizer:
 
     # -- ids to text --------------------------------------------------------------------------------------------------
 
-    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """Decode ids to text. Pads are left out; mask and unknown tokens stay visible unless `skip_special`.
+    def decode(self, ids: Iterable[int]) -> str:
+        """Decode ids to text. Pads are left out; mask and unknown tokens stay visible.
 
         Where the vocabulary does not record spaces, they are written as in English (`detokenise`).
 
         Raises:
             StoreError: an id is outside the vocabulary.
         """
-        return self.decode_batch([ids], skip_special=skip_special)[0]
+        return self.decode_batch([ids])[0]
 
-    def decode_batch(self, batch: Iterable[Iterable[int]], *, skip_special: bool = False) -> list[str]:
+    def decode_batch(self, batch: Iterable[Iterable[int]]) -> list[str]:
         """Decode several sequences in one call."""
-        hidden = {self.pad_id} | ({self.mask_id, self.unk_id} if skip_special else set())
         rows = []
         for ids in batch:
-            ours = np.asarray([int(i) for i in ids if int(i) not in hidden], np.int64)
+            ours = np.asarray([int(i) for i in ids if int(i) != self.pad_id], np.int64)
             if len(ours) and (ours.min() < 0 or ours.max() >= self.vocab_size):
                 raise StoreError(f"expected ids 0..{self.vocab_size - 1} to decode, found {ours.min()}..{ours.max()}.")
             rows.append(self.kept_V[ours].tolist())
