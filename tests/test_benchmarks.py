@@ -16,9 +16,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "training": {"STEPS": 2, "ROUND": 1},
     "families": {"STEPS": 1, "ROUNDS": 1},
     "sampling": {"SENTENCES": 4, "ROUNDS": 1},
+    "startup": {"ROUNDS": 1},
 }
 """Benchmark → its constants for a small setting"""
-SLOW = ("embedding", "training", "families", "sampling")
+SLOW = ("embedding", "training", "families", "sampling", "startup")
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ SHARED = {
     "steps": "Number of steps of the sampler instead of its own.",
     "temperature": "Temperature of the sampler instead of its own.",
     "sampler": "Kind of the sampler instead of the model's own.",
-    "too_long": "refuse or truncate texts of more tokens than are read.",
+    "too_long": "What is done with texts of more tokens than are read: refuse or truncate.",
 }
 """Help of options that many requests have; others are explained under `Args:` in the docstring of the request"""
 COMMON = (
@@ -160,17 +160,13 @@ def type_of(argument: ast.arg) -> Any:
     if "Sequence[str]" in hint or "Latents" in hint:
         return Items(texts="Sequence[str]" in hint, vectors="Latents" in hint)
     if hint == "Length":
-        return LengthType()
+        return length
     return bool if "bool" in hint else {"int": int, "float": float}.get(hint.split(" ")[0], str)
 
 
-class LengthType(click.ParamType):
-    """A length in words, or a number of tokens."""
-
-    name = "length"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return int(value) if str(value).isdecimal() else value
+def length(value: str) -> str | int:
+    """Return a length in words, or a number of tokens."""
+    return int(value) if value.isdecimal() else value
 
 
 @dataclasses.dataclass

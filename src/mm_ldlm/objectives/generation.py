@@ -19,11 +19,18 @@ from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.objectives.capabilities import untrained_lengths
 from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample
-from mm_ldlm.sampling.gaussian import LatentSample
 from mm_ldlm.sampling.registry import default_text_sampler
 
 HALVINGS = 2
 """Random splits of a text into two halves; each half is predicted given the other, in 2·HALVINGS model calls."""
+
+METHODS = {
+    "default_sampler": "texts", "write": "texts", "likelihood": "likelihoods",
+    "length_log_probs": "a distribution over lengths",
+    "token_log_probs": "log-probabilities of single tokens given a latent", "latents_given_texts": "latents",
+    "latents_given_lengths": "latents", "both": "latents",
+}  # fmt: skip
+"""Methods of a generative model → what it provides by them"""
 
 
 class GenerativeModel:
@@ -32,6 +39,20 @@ class GenerativeModel:
     Subclasses implement the methods that the run's capabilities promise; families add methods for their own uses. A
     canvas contains token ids and pads; `open_BL` marks the positions to be written. A latent is a standardised value of
     the Gaussian modality, whatever that is.
+
+    * `default_sampler(*, conditional)`: the configuration of the default text sampler.
+    * `write(canvas_BL, open_BL, *, latents_Bd, sampler, generator) -> TextSample`: write the open positions of each
+      canvas, given latents or unconditionally.
+    * `likelihood(tokens_BL, *, latents_Bd, draws, generator) -> Likelihood`: −log p(tokens) of each text, given its
+      length if `has_length`, and given its latent if any.
+    * `length_log_probs(latents_Bd, *, rows) -> Tensor`: log-probabilities (B, N) float32 of the lengths 1..N, given
+      latents or marginal.
+    * `token_log_probs(tokens_BL, *, latents_Bd, generator) -> (Tensor, int)`: log-probability (B, L) of each token
+      given other tokens of its text and a latent, and the number of model calls.
+    * `latents_given_texts(tokens_BL, *, sampler, generator) -> LatentSample`: a latent for each text.
+    * `latents_given_lengths(canvas_BL, *, sampler, generator) -> LatentSample`: latents of unknown texts.
+    * `both(canvas_BL, *, text, latent, generator) -> (TextSample, LatentSample)`: texts and latents together, both from
+      noise; each counts all model calls.
     """
 
     has_length = True
@@ -65,53 +86,18 @@ class GenerativeModel:
         finally:
             self.model.train(was_training)
 
-    # -- texts ------------------------------------------------------------------------------------------------------
-
-    def default_sampler(self, *, conditional: bool) -> Any:
-        """Return the configuration of the default text sampler, for conditional or unconditional generation."""
-        raise self._missing("texts")
-
-    def write(
-        self, canvas_BL: Tensor, open_BL: Tensor, *, latents_Bd: Tensor | None, sampler: Any, generator: RowGenerator
-    ) -> TextSample:
-        """Write the open positions of each canvas, given latents or unconditionally."""
-        raise self._missing("texts")
-
-    def likelihood(
-        self, tokens_BL: Tensor, *, latents_Bd: Tensor | None, draws: int, generator: RowGenerator
-    ) -> Likelihood:
-        """Compute −log p(tokens) of each text, given its length if `has_length`, and given its latent if any."""
-        raise self._missing("likelihoods")
-
-    def length_log_probs(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
-        """Compute log-probabilities (B, N) float32 of the lengths 1..N, given latents or marginal."""
-        raise self._missing("a distribution over lengths")
-
-    def token_log_probs(self, tokens_BL: Tensor, *, latents_Bd: Tensor, generator: RowGenerator) -> tuple[Tensor, int]:
-        """Compute the log-probability (B, L) of each token given other tokens of its text and a latent.
-
-        Also returns the number of model calls.
-        """
-        raise self._missing("log-probabilities of single tokens given a latent")
-
-    # -- latents ------------------------------------------------------------------------------------------------------
-
     latents_need_lengths = False
     """Whether `latents_given_lengths` uses the lengths of the canvases."""
 
-    def latents_given_texts(self, tokens_BL: Tensor, *, sampler: Any, generator: RowGenerator) -> LatentSample:
-        """Draw a latent for each text."""
-        raise self._missing("latents")
+    def __getattr__(self, name: str) -> Any:
+        """Refuse a method that the subclass does not have.
 
-    def latents_given_lengths(self, canvas_BL: Tensor, *, sampler: Any, generator: RowGenerator) -> LatentSample:
-        """Draw latents of unknown texts of the canvases' lengths."""
-        raise self._missing("latents")
-
-    def both(
-        self, canvas_BL: Tensor, *, text: Any, latent: Any, generator: RowGenerator
-    ) -> tuple[TextSample, LatentSample]:
-        """Draw texts and latents together, both from noise; each counts all model calls."""
-        raise self._missing("latents")
+        Raises:
+            SamplingError: it is one of `METHODS`.
+        """
+        if name in METHODS:
+            raise self._missing(METHODS[name])
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def _missing(self, what: str) -> SamplingError:
         return SamplingError(f"{type(self).__name__} does not provide {what}. Check `capabilities` before the call.")

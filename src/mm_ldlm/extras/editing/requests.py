@@ -88,7 +88,7 @@ def edit(
     Args:
         targets: raw latents, the path of a `.npy` file of them, or texts: one, or one for each source.
         strength: fraction of the tokens that are rewritten; 0 returns the source, 1 keeps only its length.
-        which: least_likely (given the target latent, at four more model calls) or random tokens.
+        which: tokens that are rewritten: least_likely (given the target latent, at four more model calls) or random.
         reembed: report the cosine of each text to its target, at one encoder call per text.
     """
     model.capabilities.require("edit")
@@ -172,8 +172,9 @@ def interpolate(
         a: first latents, the path of a `.npy` file of them, or texts.
         b: last latents, one for each of `a`.
         steps: number of texts of each pair.
-        path: slerp, along the great circle (and the norms linearly), or lerp, along the line between the raw vectors.
-        length: argmax or sample, of the length head given the latent, or a number of tokens.
+        path: way between the latents: slerp, along the great circle (and the norms linearly), or lerp, along the line
+            between the raw vectors.
+        length: number of tokens, or argmax or sample of the length head given the latent.
         reembed: report the cosine of each text to its latent, at one encoder call per text.
     """
     model.capabilities.require("interpolate")
