@@ -185,7 +185,7 @@ class LoadedModel:
         with self._one_at_a_time[os.getpid()], plain_defaults():
             if check(too_long, TooLong, name="too_long") == "refuse" and most is not None:
                 check_lengths(cast(Any, self.encoder).count_tokens(texts), texts, most=most, of="the encoder")
-            found = self.encoder.encode(texts) if texts else []
+            found: Any = self.encoder.encode(texts) if texts else []
             return vectors_of(found, dim=self.dim, name="encoder", count=len(texts))
 
     def ids(self, texts: Sequence[str], *, too_long: TooLong = "refuse", effect: str = READ) -> list[list[int]]:

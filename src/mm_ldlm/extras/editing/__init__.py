@@ -1,4 +1,4 @@
-"""Requests on given texts and pairs of latents: infilling, editing and interpolation, and their sampling tasks."""
+"""Requests on given texts and pairs of latents: infilling, editing and interpolation."""
 
 COMPONENTS: dict[str, dict[str, str]] = {
     "requests": {
@@ -10,10 +10,5 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "infill": "mm_ldlm.extras.editing.requests:infill",
         "edit": "mm_ldlm.extras.editing.requests:edit",
         "interpolate": "mm_ldlm.extras.editing.requests:interpolate",
-    },
-    "tasks": {
-        "infill": "mm_ldlm.extras.editing.tasks:Infill",
-        "edit": "mm_ldlm.extras.editing.tasks:Edit",
-        "interpolate": "mm_ldlm.extras.editing.tasks:Interpolate",
     },
 }

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,14 @@ from mm_ldlm.inference.generating import invert
 from mm_ldlm.inference.model import READ, Latents, LoadedModel
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Values, Writer, Written, refuse_texts_beyond_memory
-from mm_ldlm.pipelines.sampling.config import Curve, Points, Which
-from mm_ldlm.sampling.limits import Length
+from mm_ldlm.sampling.limits import MOST_STEPS, Length
 from mm_ldlm.sampling.orders import top_by_row
 
 Floats = npt.NDArray[np.floating]
+Curve = Literal["slerp", "lerp"]
+Points = Annotated[int, bounded(ge=2, le=MOST_STEPS)]
+Which = Literal["least_likely", "random"]
+"""Which tokens of a text are rewritten"""
 Mark = Annotated[str, bounded(min_length=1)]
 KEPT = f"{READ}, and the result keeps those that are not rewritten"
 """What happens to words outside the vocabulary in a text of which a part is rewritten"""

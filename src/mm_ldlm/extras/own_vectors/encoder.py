@@ -138,7 +138,6 @@ class _ForNewTexts(Encoder):
     def __init__(self, encoder: Encoder, declared: LocatedEncoder) -> None:
         super().__init__(declared)
         self._encoder, self.dim, self.max_length = encoder, encoder.dim, encoder.max_length
-        self.count_tokens = encoder.count_tokens
 
     def prepare(self, sentences: Sequence[str]) -> Any:
         return self._encoder.prepare(sentences)
@@ -150,6 +149,9 @@ class _ForNewTexts(Encoder):
     def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return (n, d) float32 in the order of the sentences."""
         return self._encoder.encode(sentences)
+
+    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
+        return self._encoder.count_tokens(sentences)
 
     def verify(self) -> None:
         """Check that the encoder has not changed since it was loaded."""

@@ -7,26 +7,17 @@ from typing import Annotated, Any, Literal
 from mm_ldlm.core import (
     CheckpointName,
     Device,
-    Fraction,
-    InvalidValue,
     Rows,
     RowsOrNone,
-    bounded,
     checked,
     config,
     nearest,
 )
-from mm_ldlm.inference.generating import Keep
 from mm_ldlm.pipelines.sampling import TASKS
 from mm_ldlm.sampling.joint import JointOrder, refuse_samplers
-from mm_ldlm.sampling.limits import MOST_STEPS, Candidates, Length
+from mm_ldlm.sampling.limits import Candidates, Length
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 from mm_ldlm.sampling.search import SearchConfig
-
-Curve = Literal["slerp", "lerp"]
-Points = Annotated[int, bounded(ge=2, le=MOST_STEPS)]
-Which = Literal["least_likely", "random"]
-"""Which tokens of a text are rewritten"""
 
 
 @config
@@ -50,9 +41,8 @@ class L2tConfig(T2lConfig):
     """
 
     samples: Candidates = 1
-    """Number of texts for each latent; more than one need a temperature above 0 or the length 'sample'"""
-    keep: Keep = "best"
-    """best: of several texts, that of the highest cosine | all"""
+    """Number of texts for each latent; more than one need a temperature above 0 or the length 'sample'. The table marks
+    the best"""
 
 
 @config
@@ -67,52 +57,6 @@ class UnconditionalConfig:
 
     def __post_init__(self) -> None:
         refuse_samplers(self.order, self.text, self.latent)
-
-
-def _refuse_other_count(config: Any, key: str, of: str, *, besides: int | None = None) -> None:
-    """Raise InvalidValue unless there is a text of `key` for each of `of`, or `besides` texts of `key`."""
-    found, expected = len(getattr(config, key)), len(getattr(config, of))
-    if expected and found not in (expected, besides):
-        also = "" if besides is None else f", or {besides}"
-        raise InvalidValue(f"{key} must have a text for each of the {expected} {of}{also}, found {found}", key, of)
-
-
-@config
-class InfillConfig:
-    """Texts to infill, given the embeddings of the texts `latents_of` (none, or one for each text)."""
-
-    texts: tuple[str, ...] = ()
-    latents_of: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _refuse_other_count(self, "latents_of", "texts", besides=0)
-
-
-@config
-class EditConfig:
-    """Source texts to be partly rewritten given the embeddings of target texts."""
-
-    sources: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
-    strength: Fraction = 0.5
-    which: Which = "least_likely"
-
-    def __post_init__(self) -> None:
-        _refuse_other_count(self, "targets", "sources", besides=1)
-
-
-@config
-class InterpolateConfig:
-    """Interpolations from each text of `starts` to the corresponding text of `ends`."""
-
-    starts: tuple[str, ...] = ()
-    ends: tuple[str, ...] = ()
-    steps: Points = 5
-    """Number of texts of each pair, including both ends"""
-    path: Curve = "slerp"
-
-    def __post_init__(self) -> None:
-        _refuse_other_count(self, "ends", "starts")
 
 
 def _known(task: str) -> str:
@@ -143,12 +87,9 @@ class SamplingConfig:
     latent: Annotated[Any, LATENT_SAMPLERS]
     search: SearchConfig = field(default_factory=SearchConfig)
     length: Length = "argmax"
-    """Length of the texts of l2t and interpolate: argmax | sample | a number of tokens"""
+    """Length of the texts of l2t: argmax | sample | a number of tokens"""
     neighbours: bool = True
     """Whether to find the training sentence nearest to each unconditional latent"""
     l2t: L2tConfig = field(default_factory=L2tConfig)
     t2l: T2lConfig = field(default_factory=T2lConfig)
     unconditional: UnconditionalConfig
-    infill: InfillConfig = field(default_factory=InfillConfig)
-    edit: EditConfig = field(default_factory=EditConfig)
-    interpolate: InterpolateConfig = field(default_factory=InterpolateConfig)

@@ -152,7 +152,7 @@ class L2t(Task):
             log.info("task 'l2t' runs without search and re-embedding: %s", model.no_encoder)
         how: dict[str, Any] = {
             "sampler": config.text, "length": config.length, "search": config.search if embeds else None,
-            "reembed": embeds, "seed": seed, "samples": own.samples, "keep": own.keep,
+            "reembed": embeds, "seed": seed, "samples": own.samples, "keep": "all",
         }  # fmt: skip
         parts = []
         if config.rows:
