@@ -273,7 +273,9 @@ class ProjectHooks:
         if not outcome:
             outcome = {name for name in saved if name.startswith("samples_") and len(catalog.load(name))}
         for name in sorted(outcome):
-            log.info("%s: %s", name.replace("_", " "), self._path_of(name))
+            cosines = catalog.load(name).get("cosine", []) if name.startswith("samples_") else []
+            mean = f"mean cosine {sum(cosines) / len(cosines):.3f} of {len(cosines)} in " if len(cosines) else ""
+            log.info("%s: %s%s", name.replace("_", " "), mean, self._path_of(name))
         folders = {Path(self._entries[entry]["filepath"]).parents[1] for entry in FOLDERS.values()}
         files = [path for folder in folders for path in folder.glob("0*/**/*") if path.is_file()]
         size = sum(path.stat().st_size for path in files) / 1e6
