@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -113,7 +113,7 @@ class Candidate(NamedTuple):
     def split(self, splits: SplitConfig) -> Split:
         """Return the split of the row: that of the source, or that of the hash of its group."""
         if self.row.split in SPLITS:
-            return cast(Split, self.row.split)
+            return self.row.split
         return splits.split_of(self.group, held_out=self.row.split == HELD_OUT)
 
 
