@@ -36,6 +36,7 @@ LINES = (
 )  # fmt: skip
 COLUMNS = (
     "none", "bytes", "bytes", "truncate", "text_type", "text_type", "nulls", "no_rows", "no_columns", "odd", "odd",
+    "extension", "extension",
     "wide_meta", "wrong_kind", "missing_column", "duplicate_column",
 )  # fmt: skip
 DAMAGE: dict[str, tuple[str, ...]] = {
@@ -241,10 +242,9 @@ def make_columns(kind: str, damage: str, draw: random.Random, folder: Path) -> M
         case "nulls":
             kept = [row if draw.random() < 0.5 else None for row in rows]
             columns["text"], written.required = pa.array(kept, pa.string()), {stored(row) for row in kept if row}
-        case "odd" | "wide_meta":
-            columns["odd"] = (
-                draw.choice(_odd(count)) if damage == "odd" else pa.array(["x" * 10_000, *[""] * (count - 1)])
-            )
+        case "odd" | "extension" | "wide_meta":
+            made = {"odd": _odd, "extension": _extensions}.get(damage, _wide)
+            columns["odd"] = draw.choice(made(count))
             option = draw.choice(("meta_columns", "meta_columns", "label_column", "split_column", "pair_column"))
             keys[option] = ["odd"] if option == "meta_columns" else "odd"  # type: ignore[assignment]
             written.required = set()
@@ -316,9 +316,25 @@ def _odd(count: int) -> list[pa.Array]:
         pa.array([2**31 - 1] * count, pa.int32()).cast(pa.date32()), far.cast(pa.date64(), safe=False),
         far.cast(pa.duration("s")), pa.array([np.inf] * count), pa.array([2**64 - 1] * count, pa.uint64()),
         pa.array([b"\xff\x00"] * count), pa.array([[1, None]] * count), pa.array([{"a": {"b": np.nan}}] * count),
-        pa.array(["\x00"] * count), pa.array([None] * count, pa.map_(pa.string(), pa.int64())), tensor([[0.5, 1.0]] * count),
+        pa.array(["\x00"] * count), pa.array([None] * count, pa.map_(pa.string(), pa.int64())),
         pa.array([0] * count, pa.int64()).cast(pa.timestamp("s", "No/Such_Zone")),
-        pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1] * count, pa.int8())),
+    ]  # fmt: skip
+
+
+def _wide(count: int) -> list[pa.Array]:
+    return [pa.array(["x" * 10_000, *[""] * (count - 1)])]
+
+
+def _extensions(count: int) -> list[pa.Array]:
+    """Columns of extension types, or with them inside, which end the process where they are viewed (pyarrow 25)."""
+    one, texts = tensor([[0.5, 1.0]] * count), pa.array(["a"] * count)
+    from_storage = pa.ExtensionArray.from_storage
+    return [
+        one, tensor([[0.5, 1.0], [1.0, 2.0]] * count)[::2], pa.ListArray.from_arrays(range(count + 1), one),
+        pa.StructArray.from_arrays([one, texts], ["v", "t"]), pa.MapArray.from_arrays(range(count + 1), texts, one),
+        from_storage(pa.bool8(), pa.array([1] * count, pa.int8())), from_storage(pa.json_(), texts),
+        from_storage(pa.uuid(), pa.array([bytes(16)] * count, pa.binary(16))),
+        *[from_storage(pa.opaque(each.type, "x", "y"), each) for each in (texts, texts.dictionary_encode())],
     ]  # fmt: skip
 
 

@@ -85,7 +85,7 @@ def recorded() -> Iterator[None]:
         faulthandler.register(signal.SIGTERM, ended, chain=True)
     try:
         yield
-    except Exception as error:
+    except (Exception, GeneratorExit) as error:
         record(error)
         if isinstance(error, MMLDLMError):
             sys.exit(f"{type(error).__name__}: {error}")
@@ -103,7 +103,7 @@ def record(error: BaseException) -> None:
     step, raised = error.__dict__[_NOTED]
     last = (traceback.extract_tb(error.__traceback__) or [None])[-1]
     ours = isinstance(error, MMLDLMError)
-    text = str(error).strip() or type(error).__name__
+    text = " ".join(str(error).split()) or type(error).__name__
     found = Failure(
         rank=environment.rank_info().rank, host=environment.host_name(), step=step, error_class=type(error).__name__,
         message=text, location="" if ours or last is None else f"{Path(last.filename).name}:{last.lineno}", time=raised,
@@ -174,11 +174,8 @@ def _signalled(failures: Mapping[int, Any], log_directory: Path, *, before: Sequ
 
     The times are those of files, all of one file system, because the clocks of hosts differ.
     """
-    found = {}
-    for rank, item in failures.items():
-        path = _log(item, log_directory).with_name(_ENDED)
-        if path.is_file() and path.stat().st_size:
-            found[rank] = path.stat().st_mtime_ns
+    ended = {rank: _log(item, log_directory).with_name(_ENDED) for rank, item in failures.items()}
+    found = {rank: path.stat().st_mtime_ns for rank, path in ended.items() if path.is_file() and path.stat().st_size}
     first = sorted(found, key=lambda rank: found[rank])[:1]
     return [rank for rank in first if all(found[rank] < path.stat().st_mtime_ns for path in before)]
 

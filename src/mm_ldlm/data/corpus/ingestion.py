@@ -6,14 +6,14 @@ that are being prepared, the shard that is being filled and the digests of the a
 written after each shard, so that an interrupted run continues where it stopped and ends with the same bytes.
 """
 
-import contextlib
 import dataclasses
+import functools
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -31,6 +31,7 @@ from mm_ldlm.data.store import Manifest
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.data.store.writer import Progress
 
+T = TypeVar("T")
 CHUNK_ROWS = 4096
 EARLY_STOP_ROWS = 10_000
 """The fraction of damaged rows is checked once this many rows have been read, and again at the end."""
@@ -189,24 +190,21 @@ def _rows(
 
 
 def _rows_in(source: SourceConfig, opening: Opening) -> Iterator[Row | BadRow]:
-    """Yield the rows of a source, as `SourceConfig.rows`; SourceError if one of another package fails."""
-    with _refused(source):
-        rows = iter(source.rows(opening))
-    while True:
-        with _refused(source):
-            row = next(rows, None)
-        if row is None:
-            return
-        yield row
+    rows = _call(source, lambda: iter(source.rows(opening)))
+    yield from iter(lambda: _call(source, lambda: next(rows, None)), None)
 
 
-def _refused(source: SourceConfig) -> contextlib.AbstractContextManager[None]:
-    """Refuse by its name a source of another package that fails; an unknown error of one of this package is a bug."""
+def _call(source: SourceConfig, method: Callable[[], T]) -> T:
+    """Call a method of a source; one of another package that fails is refused by its name.
+
+    An unknown error of a source of this package is a bug, and passes.
+    """
     if type(source).__module__.startswith("mm_ldlm."):
-        return contextlib.nullcontext()
-    return foreign_code(lambda reason: SourceError(
+        return method()
+    with foreign_code(lambda reason: SourceError(
         f"source '{source.label}': expected rows from {source.kind}, which failed ({reason}). Correct its class."
-    ))  # fmt: skip
+    )):  # fmt: skip
+        return method()
 
 
 # -- checks and report -------------------------------------------------------------------------------------------------
@@ -313,8 +311,5 @@ def _fingerprints(config: IngestionConfig, opening: Opening) -> dict[str, str]:
     if config.language_filter is not None:
         load_function(config.language_filter, at=LANGUAGE_FILTER)
         parameters["language_filter"] = describe_function(config.language_filter)
-    described = []
-    for source in config.sources:
-        with _refused(source):
-            described.append(source.describe(opening))
+    described = [_call(source, functools.partial(source.describe, opening)) for source in config.sources]
     return {"parameters": fingerprint(parameters), "sources": fingerprint(described)}
