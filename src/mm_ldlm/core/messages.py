@@ -28,7 +28,7 @@ def show(value: Any, longest: int = LONGEST) -> str:
     try:
         value = mask_values(_beginning(value))
         return shorten(escape(mask(_SHORT.repr(value))), longest)
-    except BaseException:  # the value's own __repr__
+    except (Exception, GeneratorExit):  # the value's own __repr__
         return f"<{type(value).__name__}>"
 
 
@@ -48,7 +48,7 @@ def reason_of(error: BaseException, longest: int = 300) -> str:
     name = "" if isinstance(error, MMLDLMError) else f"{type(error).__name__}: "
     try:
         return shorten(escape(mask(f"{name}{' '.join(str(error)[:10_000].split())}")), longest)
-    except BaseException:  # the exception's own __str__
+    except (Exception, GeneratorExit):  # the exception's own __str__
         return type(error).__name__
 
 
