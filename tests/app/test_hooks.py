@@ -127,6 +127,11 @@ def test_of_two_runs_in_one_folder_the_second_is_refused_until_the_first_ends(tm
         Session(tmp_path).run(one("params:seed", outputs="preparation_report", tag="ingestion"))
     writing.release()
     Session(tmp_path).run(one("params:seed"))  # others may read the data meanwhile
+    reading.release()
+    held = take(tmp_path / ".data.lock", "write")
+    assert held is not None
+    with pytest.raises(ConfigurationError, match="writes the data"):
+        Session(tmp_path).run(one("records"))
 
 
 def test_locks_end_with_a_run_however_it_ends(tmp_path: Path) -> None:
@@ -152,3 +157,6 @@ def test_another_host_runs_only_what_hosts_share(monkeypatch: pytest.MonkeyPatch
 def test_a_run_by_its_path_is_only_used(tmp_path: Path, refuses: Refuses) -> None:
     with refuses(ConfigurationError, "validation", "sampling"):
         Session(tmp_path, run=str(tmp_path / "runs/x")).run(one("params:seed"))
+    for tag in ("ingestion", "embedding", "training"):
+        with pytest.raises(ConfigurationError, match=tag):
+            Session(tmp_path, run=str(tmp_path / "runs/x")).run(one("params:seed", tag=tag))

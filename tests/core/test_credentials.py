@@ -14,7 +14,7 @@ FORMS = (
     "postgresql://user:{}@host:5432/db", "http://{}@host", "https://user:{}@[::1]/x?y=1", "http://host/x?token={}&y=2",
     "http://host/x?api_key={}", "http://host/x?X-Amz-Signature={}", "Authorization: Bearer {}", "user:{}@host",
     "http://user:a {}@host/", "http://user:a/{}@host/", "s3://key:{}@bucket", "http://h/#access_token={}",
-    "http://user:a@{}@host", "//user:{}@host",
+    "http://user:a@{}@host", "//user:{}@host", "https://host/blob?se=1&sig={}",
 )  # fmt: skip
 PLAIN = (
     "http://host:5000/x", "sqlite:///data/mlflow.db", "a text: with a colon, mail to me@host.org", "12:30", "C:/folder",
@@ -45,6 +45,7 @@ def test_a_parameter_with_a_secret_is_recognised(form: str) -> None:
 )
 def test_the_value_of_a_key_that_names_a_secret_is_masked(key: str) -> None:
     assert mask_values({"a": [{key: "word"}]}) == {"a": [{key: MASK}]}
+    assert mask_values({key: ["word", ("other",)]}) == {key: [MASK, (MASK,)]}
 
 
 @pytest.mark.parametrize("key", ["max_tokens", "token_vectors", "key", "splits.key", "keyboard"])

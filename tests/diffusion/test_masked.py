@@ -33,6 +33,7 @@ def test_the_loss_of_a_token_is_its_weighted_cross_entropy(schedule: MaskSchedul
         torch.testing.assert_close(found.weighted_M, expected_M * weight_M, rtol=1e-3, atol=1e-6)
         assert torch.equal(found.best_M, logits[:, 1:5].argmax(1) + 1)
         torch.testing.assert_close(found.log_norm_M, logits[:, 1:5].logsumexp(1))
+        assert float(process.alpha(torch.zeros(()))) == 1, "the last step leaves no mask"
 
 
 def test_both_weightings_have_the_same_mean_under_the_log_linear_schedule() -> None:
@@ -59,9 +60,10 @@ def test_pitfall_11_subs_copies_unmasked_tokens_and_forbids_what_is_no_word() ->
 def test_the_bound_by_mask_ratio_is_the_integral_over_time_of_any_model(epsilon: float) -> None:
     """Also where the schedule keeps a fraction ε: the bound itself does not depend on the schedule."""
     copies, rows = 2000, RowGenerator(0, torch.arange(2000 * len(TEXTS)))
-    table, tokens_BL = torch.randn(V, V, 2, V) * 2, TEXTS.repeat(copies, 1)
+    table, tokens_BL, times_KB = torch.randn(V, V, 2, V) * 2, TEXTS.repeat(copies, 1), list[torch.Tensor]()
 
     def predict(noisy_BL: torch.Tensor, t_B: torch.Tensor, scored_BL: torch.Tensor) -> torch.Tensor:
+        times_KB.append(t_B)
         return table[noisy_BL[:, 0], noisy_BL[:, 1]][scored_BL]
 
     by_ratio = AbsorbingConfig(schedule=LogLinear(epsilon=epsilon)).build(VOCABULARY)
@@ -70,6 +72,9 @@ def test_the_bound_by_mask_ratio_is_the_integral_over_time_of_any_model(epsilon:
         nelbo(process, predict, tokens_BL, tokens_BL > 0, draws=4, generator=rows.fork(process.schedule.epsilon))
         for process, nelbo in ((by_ratio, type(by_ratio).nelbo), (by_time, TextProcess.nelbo))
     ]
+    ratios_KB = found[0].mask_ratio_KB
+    assert ratios_KB is not None
+    torch.testing.assert_close(torch.stack(times_KB[:4]), by_ratio.schedule.time_of_mask_ratio(ratios_KB).float())
     means = [each.nll_KB.mean(0) for each in found]
     error = sum(float(mean.var()) / len(mean) for mean in means) ** 0.5
     assert float(means[0].mean()) == pytest.approx(float(means[1].mean()), abs=4 * error)

@@ -163,7 +163,9 @@ def test_pitfall_11_x0_is_a_distribution_over_words(kind: str, options: dict[str
         noisy_BL = process.corrupt(tokens_BL, valid_BL, torch.full((100,), t), rows(100))
         noisy_M = noisy_BL[valid_BL]
         output_MV, t_M = outputs(len(noisy_M), 20.0), torch.full(noisy_M.shape, t, dtype=torch.float64)
+        given_MV = output_MV.clone()
         log_x0_MV = process.log_x0(process.x0_logits(output_MV, noisy_M, t_M), noisy_M)
+        assert not process.traits.predicts_scores or torch.equal(output_MV, given_MV), "a step reads the scores again"
         assert torch.allclose(log_x0_MV.exp().sum(-1), torch.ones(len(noisy_M)), atol=1e-4)
         words_MV = torch.isfinite(log_x0_MV[:, SHAPE.word_ids].logsumexp(-1))
         assert bool(words_MV.all())
@@ -253,6 +255,14 @@ def test_the_nelbo_of_a_text_is_its_own(kind: str, options: dict[str, Any]) -> N
     assert bool((found.correct_KB <= found.masked_KB).all())
     assert bool((found.masked_KB <= valid_BL.sum(1)).all())
     assert bool((found.nll_KB[:, valid_BL.sum(1) == 0] == 0).all())
+    levels_KB, seen = [torch.full((8,), 0.5, dtype=torch.float64)] * 2, list[Tensor]()
+
+    def watch(noisy_BL: Tensor, t_B: Tensor, scored_BL: Tensor) -> Tensor:
+        seen.append(noisy_BL)
+        return torch.zeros(int(scored_BL.sum()), V)
+
+    process.integrate(watch, tokens_BL, valid_BL, levels_KB, rows(8))
+    assert not torch.equal(*seen), "every draw has noise of its own"
 
 
 @each_process

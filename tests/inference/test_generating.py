@@ -1,5 +1,6 @@
 """A model overfitted to four sentences: every sampler rebuilds them, and the other requests agree with the latents."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from tests.inference.runs import MMDIT, MULTIMODAL, BagEncoder, make, root_of, t
 from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.generating import _several
 from mm_ldlm.inference.loading import Parts
+from mm_ldlm.inference.results import Texts
 from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.registry import OBJECTIVES
@@ -81,6 +84,16 @@ def test_search_infilling_editing_and_interpolation_agree(learned: MMLDLM) -> No
     assert edited.texts[0] == TEXTS[3], "the word that is least likely given the latent is rewritten"
     path = learned.interpolate(TEXTS[:2], TEXTS[2:], steps=3)
     assert [path.texts[place] for place in (0, 2, 3, 5)] == [TEXTS[0], TEXTS[2], TEXTS[1], TEXTS[3]]
+
+
+def test_the_best_of_several_texts_is_that_of_the_highest_cosine_or_log_probability() -> None:
+    made = Texts(
+        texts=("a", "b"), tokens=((1,), (2,)), log_probs=np.array([-1.0, -9.0]), model_calls=np.array([2, 3]),
+        encoder_calls=np.array([1, 1]), sources=(None, None), cosines=np.array([0.1, 0.9]),
+    )  # fmt: skip
+    found, without = (_several(each, 1, 2, "best") for each in (made, replace(made, cosines=None)))
+    assert (found.texts, without.texts) == (("b",), ("a",))
+    assert found.model_calls.tolist() == [5]
 
 
 def test_embedding_comes_near_the_encoder(learned: MMLDLM) -> None:

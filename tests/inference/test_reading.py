@@ -106,6 +106,12 @@ def test_more_draws_shrink_the_error_and_one_has_none(model: MMLDLM) -> None:
     assert scores.nll == pytest.approx(scores.length_nll + scores.draw_nll.mean(axis=0))
 
 
+def test_an_embedding_has_norm_1_also_as_the_mean_of_several_draws(model: MMLDLM) -> None:
+    found = model.embed(["w1 w2 w3", "w4"], draws=3)
+    assert np.linalg.norm(found.latents, axis=1) == pytest.approx(1, abs=1e-5)
+    assert not np.allclose(found.latents, found.draws.mean(0), atol=1e-3), "whose mean is shorter"
+
+
 def test_a_text_is_scored_given_its_own_latent(model: MMLDLM, unit_latents: Any) -> None:
     latents, texts = unit_latents(3), ["w1 w2 w3", "w4", "w5 w6"]
     together = make(batch_tokens=3).score(texts, latents=latents, draws=2)

@@ -76,6 +76,14 @@ def test_the_previous_estimate_is_read_and_zero_without_one() -> None:
     assert not torch.allclose(zeros, some, atol=1e-4)
 
 
+def test_in_a_single_stream_the_latent_stands_at_position_0() -> None:
+    model, seen = model_of("mmdit", {"cross_modal_blocks": 1}), list[Any]()
+    model.blocks[-1].register_forward_pre_hook(lambda module, args: seen.append(args[2]))
+    model(**inputs(model))
+    text, latent = model.rope_L2e, model.rope_L2e[:1].expand(model.config.latent_tokens, -1, -1)
+    assert torch.equal(seen[0][0], torch.cat([text, latent]))
+
+
 def test_single_stream_blocks_have_half_the_weights_and_tied_embeddings_one_matrix() -> None:
     two, one = model_of("mmdit", {}).blocks[-1], model_of("mmdit", {"cross_modal_blocks": 1}).blocks[-1]
     assert count_parameters(two) == 2 * count_parameters(one)

@@ -1,15 +1,18 @@
 """The Gaussian modality of an objective: its noise, its loss, and the modes of its steps."""
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from tests.components import random_batch, root_of
+from tests.objectives.test_objective import losses_of
 
 from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.gaussian_modality import GaussianModality, value_times
+from mm_ldlm.sampling.registry import latent_sampler
 
 each_parameterisation = pytest.mark.parametrize(
     "options",
@@ -66,3 +69,52 @@ def test_the_modes_of_the_steps_have_their_frequencies(weights: dict[str, int]) 
     drawn = Counter(objective.kind(RowGenerator(seed, position_B), step=0) for seed in range(2000))
     for mode, weight in weights.items():
         assert drawn[mode] / 2000 == pytest.approx(weight / sum(weights.values()), abs=0.04)
+
+
+# -- what the model is given --------------------------------------------------------------------------------------------
+
+
+def calls_of(root: Any) -> list[dict[str, Any]]:
+    """The named arguments of every call of the model from now on, and whether it keeps a graph."""
+    calls: list[dict[str, Any]] = []
+    root.model.register_forward_pre_hook(
+        lambda module, args, named: calls.append({**named, "graph": torch.is_grad_enabled()}), with_kwargs=True
+    )
+    return calls
+
+
+def test_a_dropped_condition_trains_the_marginal_of_lengths_and_is_back_in_the_text_cycle() -> None:
+    root, batch = root_of("multimodal", {"condition_dropout": 1.0, "cycle": {"text_weight": 1.0}}), random_batch()
+    other = dataclasses.replace(batch, fields={**batch.fields, "latents": batch.fields["latents"] + 1})
+    losses, same = (losses_of(root, each, "l2t") for each in (batch, other))
+    torch.testing.assert_close(losses["length_loss"], same["length_loss"])
+    losses["cycle_text_loss"][0].backward()
+    assert any(bool(parameter.grad.any()) for parameter in root.model.latent_head.parameters())  # type: ignore[union-attr]
+
+
+def test_the_first_estimate_of_self_conditioning_is_made_in_half_of_the_steps_without_a_graph() -> None:
+    options = {"mode": "t2l", "self_condition": True, "_model": {"self_condition": True}}
+    root, batch, found = root_of("multimodal", options), random_batch(), Counter[tuple[bool, ...]]()
+    calls = calls_of(root)
+    for seed in range(40):
+        calls.clear()
+        losses_of(root, batch, "t2l", seed=seed)
+        found[tuple(call["graph"] for call in calls)] += 1
+    assert found.keys() == {(True,), (False, True)}
+    assert min(found.values()) > 8
+
+
+def test_what_is_unknown_is_pure_noise_without_a_null_and_the_null_with_one() -> None:
+    batch, generator = random_batch(), RowGenerator(0, torch.arange(4))
+    asked = (batch.tokens_BL, torch.full((4,), 0.5), torch.arange(4), batch.valid_BL)
+    for dropout in (0.0, 0.5):
+        root = root_of("multimodal", {"condition_dropout": dropout})
+        made, calls = root.objective.generative_model(root.model), calls_of(root)
+        made.text_denoiser(None, generator).logits(*asked)
+        assert calls[0]["t_latent_B"].tolist() == [1.0 if dropout == 0 else 0.0] * 4
+        assert (calls[0]["null_latent_B"] is None) == (dropout == 0)
+    calls.clear()
+    made.latents_given_texts(
+        batch.tokens_BL, sampler=latent_sampler("ddim", steps=1, guidance=2.0), generator=generator
+    )
+    assert [None if call["null_text_B"] is None else bool(call["null_text_B"].all()) for call in calls] == [None, True]

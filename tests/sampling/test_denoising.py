@@ -31,12 +31,15 @@ def test_a_grid_runs_from_the_mask_ratio_of_a_text_to_that_of_its_closed_masks(
     for at, count in ((times[0], masks), (times[-1], left)):
         ratio = 1 - process.mask_schedule.alpha(at)
         assert torch.allclose(ratio, count.double() / torch.tensor([12, 5]), atol=2e-3)
-    # what the steps unmask together is all of the open masks
-    survives = torch.ones(2).double()
+    # the masks follow the schedule, and what the steps unmask together is all of the open masks
+    survives, length = torch.ones(2).double(), torch.tensor([12, 5])
     for step in range(steps):
         chance = grid.unmask_fraction(step)
         assert ((chance >= 0) & (chance <= 1)).all()
         survives = survives * (1 - chance)
+        expected = ((masks - left) * survives + left) / length
+        if step < steps - 1:
+            assert torch.allclose(1 - process.mask_schedule.alpha(times[step + 1]), expected, atol=4e-3)
     assert (survives == 0).all()
 
 

@@ -124,6 +124,18 @@ def test_euler_on_the_flow_is_ddim(schedule):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["euler", "heun"])
+def test_solvers_of_the_flow_take_the_same_steps_on_every_schedule(name, schedule):
+    """x/(signal + noise) at noise/(signal + noise) is the flow itself."""
+    (denoise, _), (flow, _), sampler, x = toy(schedule), toy("flow"), latent_sampler(name), start()
+    points = grid(denoise.schedule, steps=5, t_max=0.9)
+    same = [gaussian.Point(p.fraction, 1 - p.fraction, p.fraction) for p in points]
+    found = sampler.solve(x, points, Estimator(denoise, 1.0), rows(len(x)))
+    expected = sampler.solve(x / (points[0].signal + points[0].noise), same, Estimator(flow, 1.0), rows(len(x)))
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_ddpm_is_ddim_at_eta_one(schedule):
     denoise, _ = toy(schedule)
     x = start()
@@ -193,8 +205,9 @@ def test_self_conditioning_passes_the_last_estimate_to_the_model():
         denoise = LatentDenoiser(
             predict=predict, parameterisation="x0", schedule=CosineLatents().build(), self_condition=on
         )
-        latent_sampler("ddim", steps=3).sample(denoise, dim=2, generator=rows(1))
-        assert [None if x is None else float(x[0, 0]) for x in received] == ([None, 1.0, 2.0] if on else [None] * 3)
+        latent_sampler("ddim", steps=3, draws=2).sample(denoise, dim=2, generator=rows(1))
+        estimates = [None, 1.0, 2.0, None, 4.0, 5.0]  # every draw begins without one
+        assert [None if x is None else float(x[0, 0]) for x in received] == (estimates if on else [None] * 6)
 
 
 def test_eps_models_are_refused_where_no_signal_is_left():

@@ -64,6 +64,7 @@ def test_each_order_ranks_by_its_own_statistic() -> None:
     assert ranked("entropy", [broad, three, twins]) == [2, 1, 0]
     assert ranked("margin", [[0.5, 0.45, 0.05], [0.45, 0.2, 0.2, 0.15]]) == [1, 0]
     assert ranked("confidence", [[0.5, 0.45, 0.05], [0.45, 0.2, 0.2, 0.15]]) == [0, 1]
+    assert ranked("margin", [[0.3] + [0.1] * 7, [0.5, 0.2, 0.2, 0.1]]) == [1, 0], "the first has the larger quotient"
 
 
 def test_random_orders_are_uniform() -> None:

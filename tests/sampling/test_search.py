@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.sampling.toys import MASK, PAD, rows
 
 from mm_ldlm.sampling.denoising import TextSample
-from mm_ldlm.sampling.search import Drafts, SearchConfig, least_certain, resized, search
+from mm_ldlm.sampling.search import Drafts, SearchConfig, _best, least_certain, resized, search
 
 TARGETS = torch.tensor([[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [1, 1, 1, 1, 1, 1]])
 
@@ -57,6 +57,7 @@ def test_more_search_is_never_worse():
     for result in results:
         assert (result.cosines >= first.cosines).all()
         assert torch.equal(result.cosines, (result.tokens == TARGETS).float().mean(1))
+        assert (result.log_probs < 0).all(), "also of the tokens that a round did not write again"
 
 
 def test_costs_are_counted():
@@ -74,6 +75,13 @@ def test_good_enough_targets_stop():
     bench, result = run(bench=Bench(right=1.0), rounds=5)
     assert bench.written == bench.encoded == 3  # no second candidate for what the first one got right
     assert (result.cosines == 1).all()
+
+
+def test_a_beam_holds_distinct_texts():
+    texts = torch.tensor([[[1, 2], [1, 2], [3, 4], [1, 2], [5, 6]]])
+    zeros = torch.zeros(1, 5, 2)
+    kept = _best(Drafts(texts, zeros, zeros == 0, torch.tensor([[0.9, 0.9, 0.5, 0.9, 0.7]])), 3)
+    assert kept.tokens[0].tolist() == [[1, 2], [5, 6], [3, 4]]
 
 
 def test_each_target_has_its_own_rounds_and_calls():

@@ -78,6 +78,8 @@ def steady(guard: Guard, count: int, *, kind: str = "a") -> None:
 def test_a_spike_is_one_after_enough_steps_of_its_kind_only() -> None:
     guard = Guard(CONFIG)
     steady(guard, 40, kind="a")
+    saved, guard = guard.to_dict(), Guard(CONFIG)  # the window is that of the run, whatever its sessions
+    guard.load(json.loads(json.dumps(saved)))
     assert not guard.judge(kind="b", loss=100.0, grad_norm=1.0, bad_ranks=[]).spike
     for numbers, name in (((100.0, 1.0), "loss"), ((1.0, 100.0), "gradient norm")):
         verdict = guard.judge(kind="a", loss=numbers[0], grad_norm=numbers[1], bad_ranks=[])
@@ -89,8 +91,12 @@ def test_a_spike_is_one_after_enough_steps_of_its_kind_only() -> None:
 def test_many_spikes_in_a_row_are_a_divergence(action: Any) -> None:
     guard = Guard(GuardConfig(spike_action=action, spike_patience=4, spike_window=64, max_consecutive_skips=100))
     steady(guard, 64)
-    found = [guard.judge(kind="a", loss=1e3 * 10**n, grad_norm=1.0, bad_ranks=[]).action for n in range(4)]
-    assert found == ["apply" if action == "log" else "skip"] * 3 + ["rollback"]
+    once = ["apply" if action == "log" else "skip"] * 3
+    for first, expected in ((3, once), (6, [*once, "rollback"])):  # a step between them begins the count again
+        found = [guard.judge(kind="a", loss=10.0 ** (first + n), grad_norm=1.0, bad_ranks=[]).action
+                 for n in range(len(expected))]  # fmt: skip
+        assert found == expected
+        steady(guard, 1)
 
 
 def test_overflows_of_fp16_are_no_fault_until_no_scale_explains_them() -> None:

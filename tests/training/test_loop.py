@@ -104,18 +104,26 @@ def test_a_step_that_is_not_finite_changes_nothing(fault: str, tmp_path: Path) -
     assert task.largest_difference(before, task.held(run)) > 0
 
 
-def test_a_run_rolls_back_lowers_its_rate_and_continues_with_other_data(tmp_path: Path) -> None:
-    faults = [{"kind": "nan_loss", "step": step, "times": 1} for step in (4, 5)]
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_run_rolls_back_lowers_its_rate_and_continues_with_other_data(times: int, tmp_path: Path) -> None:
+    first = 2 * times - 1  # the diagnosis repeats the first of the steps
+    faults = [{"kind": "nan_loss", "step": step, "times": each} for step, each in ((4, first), (5, times))]
     guard = {"max_consecutive_skips": 2, "rollback_lr_factor": 0.5}
     run = task.built(task.spec(faulty(*faults), checkpoint={"every_steps": 3}, guard=guard), tmp_path)
+    draws: list[int] = []
+    forward_backward = run.stepper.forward_backward
+    run.stepper.forward_backward = lambda micros, *, draw, step: (  # type: ignore[method-assign]
+        draws.append(draw) or forward_backward(micros, draw=draw, step=step)
+    )
     at_three = []
     save = run.checkpointer.save
     run.checkpointer.save = lambda line: at_three.append(task.held(run)) or save(line)  # type: ignore[method-assign]
     task.train_until(run, 6)
-    (back,) = run.tracker.of("rollback")
-    state = run.learner.state
-    assert (back["to_step"], back["lr_scale"], state.rollbacks, state.lr_scale) == (3, 0.5, 1, 0.5)
-    assert state.draw == state.step + 3  # the three batches since the checkpoint are not seen again
+    back, state = run.tracker.of("rollback"), run.learner.state
+    assert [(each["to_step"], each["lr_scale"]) for each in back] == [(3, 0.5), (3, 0.25)][:times]
+    assert (state.rollbacks, state.lr_scale) == (times, 0.5**times)
+    assert state.draw == state.step + 3 * times  # the three batches since the checkpoint are not seen again
+    assert draws == list(range(state.draw)), "nor is their noise"
     assert len(at_three) >= 2
 
 

@@ -1,11 +1,14 @@
 """The counters of a run take back what they gave, and nothing else."""
 
 import dataclasses
+import random
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from mm_ldlm.training.state import TrainingState
+from mm_ldlm.training.state import TrainingState, seed_everything
 
 FIELDS = [field.name for field in dataclasses.fields(TrainingState)]
 
@@ -24,6 +27,16 @@ def test_a_value_that_no_run_can_have_is_refused(field: str, value: Any) -> None
         value = "-1"  # a validation score may be negative
     with pytest.raises(ValueError, match=field):
         TrainingState().load({field: value})
+
+
+def test_a_step_of_a_rank_has_random_numbers_of_its_own() -> None:
+    def numbers(seed: int, draw: int, rank: int) -> tuple[float, ...]:
+        seed_everything(seed, draw, rank=rank)
+        return random.random(), float(np.random.random()), float(torch.rand(()))  # noqa: NPY002
+
+    first, again, *others = (numbers(*of) for of in ((1, 2, 0), (1, 2, 0), (1, 2, 1), (1, 3, 0), (2, 2, 0)))
+    assert first == again
+    assert all(len({each[kind] for each in (first, *others)}) == 4 for kind in range(3))
 
 
 def test_a_run_without_a_learning_rate_is_refused() -> None:

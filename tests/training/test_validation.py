@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.training import task
 
 from mm_ldlm.objectives.registry import OBJECTIVES
@@ -53,6 +54,18 @@ def test_the_batch_size_of_the_validation_changes_only_the_noise_of_its_batches(
     )
     assert run.validate is not None
     assert run.validate(2)["loss"] == pytest.approx(whole(2)["loss"], rel=1e-5)
+
+
+def test_a_text_costs_its_own_length(tmp_path: Path) -> None:
+    run = task.built(task.spec("text_diffusion", validate_every=1), tmp_path)
+    assert isinstance(run.validate, Validation)
+    length_n = torch.from_numpy(run.validate.plan.lengths)
+    found, expected = [], []
+    for logits_N in (torch.zeros(12), torch.arange(12.0)):
+        run.learner.ema.values["model.length_prior.logits_N"].copy_(logits_N)
+        found.append(run.validate(0)["nll"])
+        expected.append(float(-logits_N.log_softmax(0)[length_n - 1].sum() / length_n.sum()))
+    assert found[1] - found[0] == pytest.approx(expected[1] - expected[0], rel=1e-4)
 
 
 def test_it_reads_a_fixed_part_of_the_examples(tmp_path: Path) -> None:

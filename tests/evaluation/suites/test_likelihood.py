@@ -3,6 +3,7 @@
 import gzip
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_ldlm.core import EvaluationError
-from mm_ldlm.evaluation.config import TextFile
+from mm_ldlm.evaluation.config import LikelihoodConfig, TextFile
 from mm_ldlm.evaluation.suites.likelihood import (
+    _zero_shot,
     by_noise_level,
     latent_bits,
     mean,
@@ -94,6 +96,20 @@ def test_a_draw_belongs_to_the_bucket_of_its_noise_level(level: float) -> None:
 def test_a_cost_that_is_not_finite_is_refused(refuses: Callable[..., Any]) -> None:
     with refuses(EvaluationError, "1 of 2"):
         per_token([1.0, np.inf], [2, 3])
+
+
+def test_other_texts_are_scored_up_to_the_length_that_the_model_reads(tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("a\na b\na b c\n")
+    source, asked = TextFile(name="other", path=str(tmp_path / "texts.txt")), list[Any]()
+    words: Any = SimpleNamespace(encode=lambda lines: [[1] * len(line.split()) for line in lines], unk_id=0)
+
+    def cost(texts: list[str], *, ids: Any, latents: Any) -> Scores:
+        asked.extend(texts)
+        return scores(count=len(texts))
+
+    model = SimpleNamespace(tokenizer=words, max_length=2)
+    found = _zero_shot(model, source, cost, ["unconditional"], LikelihoodConfig())
+    assert (asked, found["sentences"], found["outside_length"]) == (["a", "a b"], 2, 1)
 
 
 @pytest.mark.parametrize("name", ["texts.txt", "texts.txt.gz"])

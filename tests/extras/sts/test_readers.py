@@ -93,6 +93,9 @@ def test_sick_has_three_parts_in_one_file_or_in_three(tmp_path: Path, refuses: C
         assert len(load_sts(source(place, "sick", split="all"))) == 6
     with refuses(EvaluationError, "trial"):
         load_sts(source(tmp_path / "three" / "SICK_train.txt", "sick", split="trial"))
+    (tmp_path / "low.txt").write_text(sick("test test test", column=False).replace("\t2.0", "\t0.5"))
+    with pytest.raises(EvaluationError, match="between 1 and 5"):
+        load_sts(source(tmp_path / "low.txt", "sick"))
     (tmp_path / "three" / "SICK_trial.txt").unlink()
     with refuses(EvaluationError, "SICK_trial.txt"):
         load_sts(source(tmp_path / "three", "sick", split="all"))

@@ -50,6 +50,16 @@ def test_the_estimator_learns_from_its_own_loss_alone_and_the_denoiser_from_the_
         assert moved <= {id(each) for each in learns.parameters()}
 
 
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+def test_a_fraction_of_the_texts_is_read_by_the_estimator_with_their_masks(fraction: float) -> None:
+    root, read = root_of("adaptive_masking", {**ESTIMATOR, "noised_inputs": fraction}), list[Tensor]()
+    root.objective.estimator.register_forward_pre_hook(lambda module, args: read.append(args[0]))  # type: ignore[union-attr]
+    losses_of(root, training=True)
+    clean_BL, seen_BL = read  # for the masks, then for the loss
+    assert not bool((clean_BL == SHAPE.mask_id).any())
+    assert bool((seen_BL == SHAPE.mask_id).any()) == (fraction == 1.0)
+
+
 @given(st.lists(st.integers(0, 50), min_size=3, max_size=12))
 def test_the_frequency_prior_grows_with_rarity_from_0_to_1(counts: list[int]) -> None:
     prior_V = frequency_prior(torch.tensor([*counts, 0]), mask_id=len(counts))
