@@ -1,5 +1,7 @@
 """The launcher: a failing rank ends the run with one readable error, and a killed launcher leaves no process."""
 
+import dataclasses
+import json
 import os
 import re
 import shutil
@@ -11,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,6 +22,7 @@ from safetensors.numpy import load_file
 
 from mm_ldlm.core import ConfigurationError, WorkerFailed
 from mm_ldlm.distributed import entry
+from mm_ldlm.distributed.failure import Failure, explain
 from mm_ldlm.distributed.launch import LaunchConfig, RanksConfig, check_hosts, launch, with_environment
 
 # -- a failing rank ----------------------------------------------------------------------------------------------------
@@ -244,3 +248,17 @@ def test_training_on_two_hosts_equals_two_processes_of_one(
         assert {key: value.tobytes() for key, value in one_host.items()} == {
             key: value.tobytes() for key, value in two_hosts.items()
         }, name
+
+
+def test_an_error_of_this_project_comes_before_those_of_other_ranks_whatever_their_clocks(tmp_path: Path) -> None:
+    errors = (Failure(rank=0, host="a", step=3, error_class="RuntimeError", message="peer is gone", location="x.py:1",
+                      time=10.0),
+              Failure(rank=1, host="b", step=3, error_class="StoreError", message="ours", location="", time=99.0))  # fmt: skip
+    for each in errors:
+        file = tmp_path / str(each.rank) / "error.json"
+        file.parent.mkdir()
+        file.write_text(json.dumps({"message": {"extraInfo": {"mm_ldlm": dataclasses.asdict(each)}}}))
+    ended = {each.rank: SimpleNamespace(timestamp=5, exitcode=1, local_rank=0) for each in errors}
+    text, kind = explain(ended, tmp_path, since=0.0)
+    assert kind == "StoreError"
+    assert "rank 1 on b failed at step 3: ours" in text

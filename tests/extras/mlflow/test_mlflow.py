@@ -27,7 +27,7 @@ from mm_ldlm.extras.mlflow.client import (
 )
 from mm_ldlm.extras.mlflow.config import TrackingConfig
 from mm_ldlm.extras.mlflow.curves import MlflowSink
-from mm_ldlm.extras.mlflow.hooks import NOTE
+from mm_ldlm.extras.mlflow.hooks import NOTE, TrackingHooks
 from mm_ldlm.training.jsonl import Tracker
 
 SPEC = {"name": "run-1", "training": {"max_steps": 2}}
@@ -221,3 +221,8 @@ def test_lines_that_a_store_did_not_accept_are_sent_later_and_in_order(monkeypat
     monkeypatch.setattr(MlflowSink, "PAUSE", 0.0)
     sink([])
     assert store.received == [{"step": 1}, {"step": 2}]
+
+
+def test_what_is_sent_has_no_value_of_a_key_that_names_a_secret() -> None:
+    shown = TrackingHooks()._clean({"encoder": {"password": "word", "name": "x"}, "token": ["word"]})
+    assert shown == {"encoder": {"password": "***", "name": "x"}, "token": ["***"]}
