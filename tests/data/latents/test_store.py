@@ -17,7 +17,9 @@ PLAIN = ["[PAD]", "cat", "s", "dog", "##"]
 
 
 def made(workspace: Path, *, mark: str = "t", **options: Any) -> LatentStore:
-    tokenizer: Any = SimpleNamespace(vocab_size=len(TOKENS), fingerprint=mark, token=TOKENS.__getitem__)
+    tokenizer: Any = SimpleNamespace(
+        vocab_size=len(TOKENS), fingerprint=mark, token=TOKENS.__getitem__, written=PLAIN.__getitem__
+    )
     nothing: Any = None
     TokenVectors(ToyEncoderConfig(**options)).make(Inputs(nothing, nothing, tokenizer, {}), workspace)
     return LatentStore.open(workspace)

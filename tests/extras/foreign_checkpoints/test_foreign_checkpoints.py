@@ -11,14 +11,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 from tests.training import task
-from tests.training.test_initial import tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from torch.nn import functional as F
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import CheckpointError, parse
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
 from mm_ldlm.extras.foreign_checkpoints import commands
 from mm_ldlm.extras.foreign_checkpoints.exporting import export_checkpoint
 from mm_ldlm.extras.foreign_checkpoints.importing import Given, import_checkpoint
@@ -237,9 +236,14 @@ def trained(tmp_path: Path) -> Callable[[str], Path]:
     """`trained(kind)` trains two steps of a kind of objective, and returns the folder of the run."""
 
     def train(kind: str) -> Path:
-        place, shape = tokenizer(tmp_path / "tokenizer", [f"word{i}" for i in range(20)])
-        spec = task.spec(kind, shape=shape, max_steps=2)
-        spec.fingerprints["tokenizer"] = TextTokenizer.load(place).fingerprint
+        words = [*(f"word{i}" for i in range(WORDS)), "[UNK]", "[PAD]", "[MASK]"]
+        base = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+        base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        made, place = TextTokenizer(complete_specials(base), max_length=LENGTH), tmp_path / "tokenizer"
+        made.save(place)
+        sizes = {"vocab_size": made.vocab_size, "pad_id": made.pad_id, "mask_id": made.mask_id}
+        spec = task.spec(kind, shape=DataShape(**sizes, max_length=LENGTH, fields=task.SHAPE.fields), max_steps=2)
+        spec.fingerprints["tokenizer"] = made.fingerprint
         loop.train(task.built(spec, tmp_path, data=task.data(spec, tokenizer=place)))
         (tmp_path / "run" / "config.json").write_text(json.dumps(spec.to_dict()))
         return tmp_path / "run"
