@@ -2,18 +2,13 @@
 
 import functools
 import math
-import statistics
 import time
-from collections import deque
 
 import torch
 
 from mm_ldlm.training.batch_plan import Loader, Planned
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.state import TrainingState
-
-KEPT = 200
-"""Number of the newest steps that the remaining time is estimated from"""
 
 
 class Throughput:
@@ -26,8 +21,9 @@ class Throughput:
         self._tokens = self._padded = self._steps = self._clips = 0
         self._norms: list[float] = []
         self._waited = loader.waited
-        self._rates: deque[float] = deque(maxlen=KEPT)  # seconds per padded token
-        self._last_end = 0.0  # of the last step
+        self._began: float | None = None  # end of the first step, which compiles
+        self._last_end = 0.0
+        self._measured = 0  # padded tokens of the steps after it
 
     def out_of_time(self) -> bool:
         """Return whether `max_minutes` of training have passed on this rank."""
@@ -46,8 +42,10 @@ class Throughput:
         padded, now = len(planned.examples) * planned.length, time.perf_counter()
         self._padded += padded
         self._steps += 1
-        if self._last_end:  # a step begins at the end of the one before, so the first one is not measured
-            self._rates.append((now - self._last_end) / padded)
+        if self._began is None:
+            self._began = now
+        else:
+            self._measured += padded
         self._last_end = now
 
     @functools.cached_property
@@ -59,11 +57,12 @@ class Throughput:
     def _seconds_left(self) -> float | None:
         """Estimate the seconds until the last step or the end of `max_minutes`; None before a step was measured.
 
-        The median of the seconds per padded token leaves out compiling, validating and saving.
+        The seconds per padded token include validating and saving, which go on at the same intervals.
         """
-        if not self._rates:
+        if self._began is None or not self._measured:
             return None
-        left = (self.max_steps - self.state.step) * statistics.median(self._rates) * self._mean_padded
+        rate = (self._last_end - self._began) / self._measured
+        left = (self.max_steps - self.state.step) * rate * self._mean_padded
         return left if self.max_minutes is None else min(left, max(0.0, self.max_minutes * 60 - self.state.seconds))
 
     def count_seconds(self) -> None:
