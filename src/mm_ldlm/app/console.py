@@ -86,10 +86,10 @@ VECTORS = ("Floats", "Embeddings")
 """Types of results whose answers are vectors"""
 SHARED = {
     "seed": "Seed of the random draws.",
-    "steps": "Number of steps of the sampler instead of its own.",
-    "temperature": "Temperature of the sampler instead of its own.",
-    "sampler": "Kind of the sampler instead of the model's own.",
-    "too_long": "What is done with texts of more tokens than are read: refuse or truncate.",
+    "steps": "Number of sampling steps; by default the sampler's.",
+    "temperature": "Temperature of the sampler; by default its own.",
+    "sampler": "Kind of the sampler; by default the model's.",
+    "too_long": "For texts of more tokens than are read: refuse or truncate.",
 }
 """Help of options that many requests have; others are explained under `Args:` in the docstring of the request"""
 COMMON = (
@@ -102,7 +102,7 @@ COMMON = (
     click.Option(["-o", "--output"], help="File of the results; by default standard output."),
     click.Option(
         ["--format"], type=click.Choice(FORMATS),
-        help="By default that of the name of the output; otherwise npy for vectors and txt, one line for each answer.",
+        help="By default by the name of the output; without one npy for vectors, else txt, a line for each answer.",
     ),
     click.Option(["--overwrite"], is_flag=True, help="Replace the output if it exists."),
 )  # fmt: skip
@@ -127,8 +127,8 @@ def request_at(path: str) -> ast.FunctionDef | None:
 def command_of(name: str, request: ast.FunctionDef) -> click.Command:
     """Make the command of a request: an argument for each positional parameter, and an option for each other one."""
     text, _, arguments = (ast.get_docstring(request) or "").partition("\n\nArgs:\n")
-    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE)
-    explained = SHARED | {key: words[0].upper() + " ".join(words[1:].split()) for key, words in found}
+    found = re.findall(r"^    (\w+): (.*)", re.sub(r"\n {8}", " ", arguments), re.MULTILINE)
+    explained = SHARED | {key: words[0].upper() + words[1:] for key, words in found}
     params: list[click.Parameter] = []
     required = len(request.args.args) - len(request.args.defaults)
     for place, argument in enumerate(request.args.args[1:], 1):
@@ -206,12 +206,12 @@ def answer(
         form = format or suffix or ("npy" if vectors else "txt")
         if form not in FORMATS or (form == "npy" and not vectors):
             raise SamplingError(
-                f"{show(output)}: expected the name of an output that ends in one of {', '.join(FORMATS)} (npy: only "
-                f"vectors), found '{form}'. Choose another name, or the format by --format."
+                f"output {show(output)}: expected one of the formats {', '.join(FORMATS)} (npy only for vectors), "
+                f"found '{form}'. Name an output such as answers.csv, or add --format csv."
             )
         if output is not None and not overwrite and os.path.lexists(output):
             raise SamplingError(
-                f"{show(output)}: expected a new file, found one. Choose another name, or add --overwrite."
+                f"{show(output)}: expected a new file, found an existing one. Give another name, or add --overwrite."
             )
         if output is None and form in ("npy", "parquet") and sys.stdout.isatty():
             raise SamplingError(f"expected a file for the format {form}, found a terminal. Add --output FILE.{form}.")

@@ -177,9 +177,9 @@ class ProjectHooks:
 
     @hook_impl
     def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
-        """Say which node runs, and show the progress of a training while it does.
+        """Log which node runs, and show the progress of a training while it runs.
 
-        The nodes of sampling and evaluation that take place say it themselves.
+        The nodes of sampling and evaluation log this themselves, if they have something to do.
         """
         if not node.tags & {"sampling", "evaluation"}:
             log.info("%s · %s", "+".join(name for name in PIPELINES if name in node.tags), node.name.rpartition(".")[2])

@@ -21,10 +21,10 @@ _NOTED = "mm_ldlm_raised"
 _DONE = "done"
 """File in the log folder of a rank that did its work; one that ends with exit code 0 before has none"""
 _ENDED = "ended"
-"""File in the log folder of a rank: where it was when a signal ended it, written at that moment"""
+"""File in the log folder of a rank that a signal ended: its stack at that moment"""
 _CONSEQUENCES = (-signal.SIGTERM, -signal.SIGABRT)
-"""Exit codes of ranks that the agent ended, and of those that NCCL's watchdog ended because a peer was gone. Others end
-so as well: their signal came before any rank recorded an error"""
+"""Exit codes of ranks that the agent ended, or NCCL's watchdog because a peer was gone. A signal from outside has the
+same codes, but arrives before any rank recorded an error (`_signalled`)"""
 _AGENT_KILLS_AFTER = 30
 """Seconds between the SIGTERM and the SIGKILL with which the elastic agent ends ranks"""
 
@@ -172,7 +172,7 @@ def _left(failures: Mapping[int, Any], log_directory: Path, begin: float) -> dic
 def _signalled(failures: Mapping[int, Any], log_directory: Path, *, before: Sequence[Path]) -> list[int]:
     """Find the rank that a signal ended first, if that was before these records; later the agent sends the signals.
 
-    The times are those of files, all of one file system, because the clocks of hosts differ.
+    The times are modification times on one file system, because the clocks of hosts differ.
     """
     ended = {rank: _log(item, log_directory).with_name(_ENDED) for rank, item in failures.items()}
     found = {rank: path.stat().st_mtime_ns for rank, path in ended.items() if path.is_file() and path.stat().st_size}

@@ -30,7 +30,7 @@ def read_texts(path: str | Path, *, name: str = "") -> list[str]:
         name: what a refusal calls the file; "" stands for its path.
 
     Raises:
-        SamplingError: it is not such a file, a line is blank, or it is a table, whose lines are not texts.
+        SamplingError: the file is not UTF-8 text, is a table, whose lines are not texts, or has a blank line.
     """
     file = InputFile(path, remedy="Give a UTF-8 file with one text per line.", error=SamplingError, name=name)
     if file.check().suffix.lower() in TABLES:
@@ -71,5 +71,5 @@ def newest_run(path: Any) -> Path:
     *others, newest = runs or [path]
     if others:
         shown = ", ".join(map(str, others[-3:]))
-        log.warning("run %s is the newest of %d in %s; give the folder of another: %s", newest, len(runs), path, shown)
+        log.warning("run %s is the newest of %d in %s; give another by its folder: %s", newest, len(runs), path, shown)
     return newest

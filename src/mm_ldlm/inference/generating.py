@@ -43,15 +43,15 @@ def invert(
 
     Args:
         targets: raw latents (n, d), the path of a `.npy` file of them, or texts, which the encoder embeds first.
-        sampler: a kind or the configuration of a sampler; by default that of the model, whose steps and
+        sampler: a kind or the configuration of a sampler; by default the model's, whose steps and
             temperature (4 and 0) a kind has as well.
-        steps: number of steps of the sampler instead of its own.
-        temperature: temperature of the sampler instead of its own.
+        steps: number of sampling steps; by default the sampler's.
+        temperature: temperature of the sampler; by default its own.
         length: number of tokens, or argmax or sample of the length head given the latent.
         search: re-embed candidates and keep the nearest (needs the encoder). True searches from 4 candidates in 4
             rounds; see `sampling.search.SearchConfig` for others.
         reembed: report the cosine of each text to its target also without a search, at one encoder call per text.
-        samples: number of texts that are written for each latent. More than one need a sampler with a temperature
+        samples: number of texts that are written for each latent. More than one needs a sampler with a temperature
             above 0, or the length sample; otherwise they are equal, with a warning.
         keep: which of several texts are kept: best, the one of the highest cosine (with `reembed` or `search`),
             otherwise of the highest log-probability; or all, latent by latent, of which `best` marks this one.
@@ -129,11 +129,11 @@ def generate(
         order: order of the two: text_first (then the latent given the text), latent_first (then the text given the
             latent) or together (ancestral steps in the text and as many DDIM steps in the latent, without guidance). A
             run that generates no latents has no order.
-        sampler: a kind or the configuration of a sampler; by default that of the model, whose steps and
+        sampler: a kind or the configuration of a sampler; by default the model's, whose steps and
             temperature a kind has as well, or in the order together the steps of the latent sampler.
         latent_sampler: a kind or the configuration of the sampler of latents.
-        steps: number of steps of both samplers instead of their own.
-        temperature: temperature of the sampler of texts instead of its own.
+        steps: number of steps of both samplers; by default their own.
+        temperature: temperature of the sampler of texts; by default its own.
         length: number of tokens, or argmax or sample of the marginal distribution, or of that given the latent if it
             is drawn first.
     """

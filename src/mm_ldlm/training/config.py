@@ -287,7 +287,7 @@ class TrainingConfig:
 
 
 def splits_read(training: TrainingConfig) -> dict[str, str]:
-    """Return the parameter that reads each split beside the training split."""
+    """Return the parameter that reads each split other than the training split."""
     return {"training.validate_every": "validation"} if training.validate_every else {}
 
 

@@ -1,4 +1,4 @@
-"""Initial weights from a checkpoint (`training.init_from`), whose vocabulary must be that of the run: the rows of an
+"""Initial weights from a checkpoint (`training.init_from`), whose vocabulary must be the run's: the rows of an
 embedding table and of the output layer belong to tokens.
 """
 

@@ -47,7 +47,7 @@ class Preview:
     (not their averages) outside of DDP, and computes no gradients. An error ends the previews and not the training.
 
     Args:
-        source: split of which a sentence is rebuilt: that of median length, or the next one without unknown words.
+        source: split of which a sentence of median length is rebuilt, or the next one without unknown words.
         tokenizer: folder of the tokenizer.
     """
 

@@ -1,4 +1,4 @@
-"""Train a byte-level BPE vocabulary on a corpus: it writes every text as it is, so that no word is unknown."""
+"""Train a byte-level BPE vocabulary on a corpus, in which no word is unknown and every text is decoded as written."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -10,11 +10,11 @@ from mm_ldlm.core.files import InputFile, recorded, write_json
 log = logging.getLogger(__name__)
 
 MOST_CHARACTERS = 10_000_000
-"""Training reads the texts up to this number of characters, which takes about ten seconds."""
+"""Characters after which training reads no further text; so many take about ten seconds"""
 LEAST_COUNT = 5
-"""A pair of tokens becomes a token if it occurs as often, so that a small corpus has a small vocabulary."""
+"""Occurrences from which a pair of tokens becomes a token, so that a small corpus has a small vocabulary"""
 FILE = "byte_level.json"
-"""File of the trained vocabulary in the folder of the records, whose limits in tokens it decides"""
+"""File of the vocabulary in the folder of the records, which are limited to a number of its tokens"""
 
 
 def train(texts: Iterable[str], *, vocab_size: int) -> Any:

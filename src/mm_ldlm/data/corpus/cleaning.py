@@ -111,7 +111,7 @@ class Candidate(NamedTuple):
     document: str
 
     def split(self, splits: SplitConfig) -> Split:
-        """Return the split of the row: that of the source, or that of the hash of its group."""
+        """Return the split of the row: the source's, or the one that the hash of its group gives."""
         if self.row.split in SPLITS:
             return self.row.split
         return splits.split_of(self.group, held_out=self.row.split == HELD_OUT)
@@ -369,7 +369,7 @@ class Merger:
             self._near.add(signature, split=number)
 
     def _remember_document(self, accepted: Sequence[Any], number: int) -> None:
-        """Keep the signature of all accepted pieces of a document together, besides those of the pieces."""
+        """Keep the signature of all accepted pieces of a document together, in addition to the pieces' signatures."""
         if self._near is not None and len(accepted) > 1:
             self._near.add(joined(accepted), split=number)
 

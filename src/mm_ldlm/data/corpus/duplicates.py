@@ -49,8 +49,8 @@ class NearDuplicateConfig:
     Attributes:
         threshold: estimated Jaccard similarity at which a text counts as a near duplicate of an earlier one; exact
             duplicates are always removed.
-        remove: "all" near duplicates, or those "across_splits": a text that is near one of another split, so that no
-            training text is a near duplicate of a held-out one.
+        remove: "all" near duplicates, or only those "across_splits", so that no training text is a near duplicate of a
+            held-out one.
         num_perm: number of hash functions; the standard error of the estimate is about 1 / (2 sqrt(num_perm)), which
             is too large with fewer than 64.
         shingle_characters: length of a shingle.
@@ -62,7 +62,7 @@ class NearDuplicateConfig:
     shingle_characters: Size = 5
 
     def signature(self, form: str) -> Any:
-        """Compute the MinHash of a comparison form, without what only further updates would need."""
+        """Compute the MinHash of a comparison form, without the state for further updates."""
         from datasketch import LeanMinHash, MinHash
 
         size = self.shingle_characters
@@ -72,7 +72,7 @@ class NearDuplicateConfig:
 
 
 class NearDuplicates:
-    """Finds near duplicates by locality-sensitive hashing; takes about half a kilobyte and 0.2 ms per text."""
+    """Index of near duplicates by locality-sensitive hashing; takes about half a kilobyte and 0.2 ms per text."""
 
     def __init__(self, config: NearDuplicateConfig) -> None:
         from datasketch import MinHashLSH
@@ -101,7 +101,7 @@ class NearDuplicates:
 
 
 def joined(signatures: Sequence[Any]) -> Any:
-    """Return the signature of several texts together, or the only one; None if they have none."""
+    """Return the signature of the union of several texts, or the only signature; None without signatures."""
     if len(signatures) == 1 or signatures[0] is None:
         return signatures[0]
     from datasketch import LeanMinHash

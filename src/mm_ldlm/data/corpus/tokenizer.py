@@ -45,8 +45,8 @@ class TokenizerConfig:
     """Which tokenizer, how long a sequence may be, and which part of the vocabulary is kept.
 
     Attributes:
-        name: "bert-base-uncased" comes from an installed package; "corpus" is a byte-level vocabulary, cased, which
-            ingestion trains on the training texts and which writes every text; any other name is looked up on the hub.
+        name: "bert-base-uncased" comes from an installed package; "corpus" is a cased byte-level
+            vocabulary that ingestion trains on the training texts; any other name is looked up on the hub.
         vocab_size: most tokens of a vocabulary of the corpus; a small corpus has fewer.
         path: a folder, a tokenizer.json or a vocab.txt, used instead of `name`.
         revision: commit or tag on the hub.
@@ -310,11 +310,11 @@ def _find(base: Any, names: Sequence[str]) -> int | None:
 
 
 def load_tokenizer(config: TokenizerConfig, records: Path | None = None) -> TextTokenizer:
-    """Load the tokenizer that the parameters name, with its entire vocabulary; one of the corpus is beside `records`.
+    """Load the tokenizer that the parameters name, with its entire vocabulary, which for "corpus" is in `records`.
 
     Raises:
         ConfigurationError: it cannot be found or read.
-        StoreError: there is no vocabulary beside the records.
+        StoreError: there is no vocabulary in the folder of the records.
     """
     if config.path is not None:
         base = base_from_path(Path(config.path), lowercase=config.lowercase)

@@ -167,7 +167,7 @@ def interpolate(
     reembed: bool = False,
     seed: int = 0,
 ) -> Texts:
-    """Write texts between pairs of latents, at `steps` points from each of `a` to that of `b`, including both ends.
+    """Write texts between pairs of latents, at `steps` points from each of `a` to its partner in `b`, both included.
 
     `rows` of the result are the numbers of the pairs.
 

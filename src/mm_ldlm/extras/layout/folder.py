@@ -153,7 +153,7 @@ def paths_of(split: str, number: int) -> dict[str, str]:
 
 
 def latents_of(item: Item) -> str | None:
-    """Return the path of the latent of a row: that of the list, or else that with the name of the row's text."""
+    """Return the path of the latent of a row: from the list, or else the one with the name of the row's text."""
     if item.get("latent_path") is not None:
         return str(item["latent_path"])
     folder, _, name = (item.get("text_path") or "").partition("/")

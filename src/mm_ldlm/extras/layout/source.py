@@ -1,6 +1,6 @@
 """The older folder layout as a source: texts, and on demand stored latents, which are the vectors of the texts.
 
-A row keeps its split, the second text of a pair, and an id of its own in `meta`, under "layout_id". Stored tokens are
+A row keeps its split, the second text of a pair, and its own id in `meta`, under "layout_id". Stored tokens are
 not read, because ingestion makes them from the texts.
 """
 

@@ -1,4 +1,4 @@
-"""`sts`: score STS sets on a finished run. Its scores have a file of their own, next to those of the evaluation."""
+"""`sts`: score STS sets on a finished run, in a file next to the scores of the evaluation."""
 
 from __future__ import annotations
 

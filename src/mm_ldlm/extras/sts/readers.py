@@ -34,7 +34,7 @@ _SEMEVAL_INPUT = re.compile(r"STS(\d{4})?\.input\..+\.txt")
 def read_semeval(source: StsSource, seed: int) -> StsSet:
     """Read one year's STS.input.NAME.txt and STS.gs.NAME.txt, searched below the folder; gold 0 to 5.
 
-    Below a folder of several years, it is the one with all subsets that are expected.
+    If the folder contains several years, the one with all expected subsets is read.
 
     The files of 2016 begin with STS2016 instead of STS, and their lines have two more columns, the sources of the
     sentences, which are not used.

@@ -41,7 +41,7 @@ _KINDS = {
 }  # fmt: skip
 """Kind of the source for a suffix; a folder is one that `Dataset.save_to_disk` wrote"""
 AUTO = "auto"
-"""Value of `delimiter` that has it recognised"""
+"""Value of `delimiter` with which it is recognised"""
 Delimiter = Annotated[str, bounded(pattern=r"^([\s\S]|auto)$")]
 Header = bool | tuple[str, ...]
 HELD_OUT = "held_out"
@@ -57,7 +57,7 @@ class Row(NamedTuple):
         meta: what the record keeps besides the text; values that JSON can represent.
         pair: second text of a pair.
         describes: digest of what the text describes, such as an image; `meta` has a reference to it.
-        group: what decides the split in place of the text, such as the author, or the document of a piece.
+        group: value that decides the split instead of the text, such as the author, or the document of a piece.
         vector: the vector of the text as the source contains it: a list of numbers, an array, or text.
     """
 
