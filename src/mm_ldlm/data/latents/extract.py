@@ -306,7 +306,7 @@ def _warn_of_long_texts(encoder: Encoder, texts: Sequence[str]) -> None:
     long = sum(count > most for count in encoder.count_tokens(lengthy)) if lengthy else 0
     if long:
         logger.warning(
-            "%d of %d texts have more than the %d tokens that the encoder reads: their vectors are those of their "
+            "%d of %d texts have more than the %d tokens that the encoder reads: their vectors describe only their "
             "beginnings. Split texts (tokenizer.too_long: split, with a smaller tokenizer.max_length) or choose "
             "another encoder.", long, len(texts), most,
         )  # fmt: skip

@@ -240,8 +240,8 @@ def check_unknown_words(subject: Subject) -> Iterator[Finding]:
                 "warning" if unknown > 0.01 * rows else "info",
                 "unknown words",
                 f"{unknown} of {rows} {name} texts ({100 * unknown / rows:.1f} %) have words outside the vocabulary.",
-                "They are read and written as [UNK]. A vocabulary that writes every text: tokenizer.name=corpus with "
-                "tokenizer.reduce_vocabulary=false."
+                "They are read and written as [UNK]. Set tokenizer.name=corpus and tokenizer.reduce_vocabulary=false "
+                "for a vocabulary without unknown words."
                 if unknown
                 else "",
                 count=unknown,

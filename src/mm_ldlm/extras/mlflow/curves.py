@@ -33,7 +33,7 @@ class MlflowSink:
             self._run.add_lines(self._waiting)
         except Exception as error:  # requests, SQLAlchemy and MLflow have classes of their own
             if not lines:
-                log.warning("MLflow lacks the last %d lines of the log, which has them all", len(self._waiting))
+                log.warning("MLflow lacks the last %d lines of the log file, which is complete", len(self._waiting))
             elif self._resting_until == -math.inf:
                 log.warning("MLflow does not answer (%s); the run goes on, and its log is sent later", reason_of(error))
             self._resting_until = time.monotonic() + self.PAUSE
