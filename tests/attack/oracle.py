@@ -97,7 +97,7 @@ def check_result(result: Any, *, own_words: str = "") -> None:
             array = np.asarray(value)
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise Wrong("not finite", f"{type(result).__name__}.{name} contains {array[~np.isfinite(array)][:3]}")
-    for text in getattr(result, "texts", ()):
+    for text in np.ravel(np.array(getattr(result, "texts", None) or (), dtype=object)):
         if not isinstance(text, str) or not text.strip():
             raise Wrong("empty text", f"{type(result).__name__} contains the text {text!r}")
         if any(word in text for word in SPECIALS if word not in own_words) and type(result).__name__ == "Texts":
