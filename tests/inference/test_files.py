@@ -32,7 +32,7 @@ def test_a_text_is_a_line_and_a_blank_line_is_refused_by_its_number(tmp_path: Pa
 def test_the_newest_run_below_a_folder_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     places = [
         tmp_path / "data" / each
-        for each in ("06_models/runs/run-b", "06_models/runs/run-c", "own/06_models/runs/run-a")
+        for each in ("06_models/runs/run-b", "06_models/runs/run-c", "own/classification/06_models/runs/run-a")
     ]
     for number, place in enumerate(places):
         write_run(place)

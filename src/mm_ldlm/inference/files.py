@@ -65,7 +65,7 @@ def newest_run(path: Any) -> Path:
     path = Path(path)
     if (path / MARKER).is_file() or (path / CHECKPOINTS).is_dir():
         return path
-    places = ("*", "06_models/runs/*", "*/06_models/runs/*")
+    places = ("*", "06_models/runs/*", "*/06_models/runs/*", "*/*/06_models/runs/*")
     markers = [marker for place in places for marker in path.glob(f"{place}/{CHECKPOINTS}/*/{MARKER}")]
     runs = {marker.parents[2]: marker for marker in sorted(markers, key=lambda each: (each.stat().st_mtime_ns, each))}
     *others, newest = runs or [path]

@@ -193,6 +193,8 @@ def test_a_run_stops_if_too_many_rows_fail(stores: Stores, count: int) -> None:
     outcome = stores.validate(max_quarantine_fraction=4 / ROWS)
     assert outcome.report["passed"] == (count == 4)
     assert errors(outcome) == ({"quarantine"} if count == 5 else set())
+    stopped = [finding for finding in outcome.report["findings"] if finding["check"] == "quarantine"]
+    assert all("zero vectors" in finding["message"] for finding in stopped), "the cause is in the message"
 
 
 def test_every_failed_contract_is_reported_with_its_remedy(refuses: Any) -> None:

@@ -63,7 +63,7 @@ def validate(
         found += check(subject)
         if check is check_shards and any(finding.check == "shards" for finding in found):
             break  # the other checks read them
-    found += check_quarantine(subject, failing_rows(found))
+    found += check_quarantine(subject, found)
     for name, feature in plan.items():  # records that a feature refuses do not count against the fraction
         found += feature.check(inputs.features[name], inputs.records)
     failing = failing_rows(found)
@@ -159,15 +159,18 @@ def check_ids(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def check_quarantine(subject: Subject, failing: Mapping[str, npt.NDArray[np.int64]]) -> Iterator[Finding]:
-    """Check that not too many rows failed."""
-    rows, count = len(subject.inputs.records), len(np.unique(np.concatenate([NO_ROWS, *failing.values()])))
+def check_quarantine(subject: Subject, found: Sequence[Finding]) -> Iterator[Finding]:
+    """Check that not too many rows failed; the finding says what most of them failed, and its remedy."""
+    rows, failing = len(subject.inputs.records), failing_rows(found)
+    count = len(np.unique(np.concatenate([NO_ROWS, *failing.values()])))
     if count > (most := subject.config.max_quarantine_fraction) * max(rows, 1):
+        main = max(found, key=lambda finding: len(finding.failing))
         yield Finding(
             "error",
             "quarantine",
-            f"{count} of {rows} rows ({100 * count / max(rows, 1):.2f} %) failed; at most {100 * most:.2f} % may fail.",
-            "Read the reasons in quarantine_validation. If they are justified, raise "
+            f"{count} of {rows} rows ({100 * count / max(rows, 1):.2f} %) failed; at most {100 * most:.2f} % may fail. "
+            f"{main.message}",
+            f"{main.remedy} If the rows of quarantine_validation are rightly left out, raise "
             "validation.max_quarantine_fraction.",
             count=count,
         )

@@ -173,7 +173,8 @@ def _numbers(subject: Subject, latents: ShardStore, measured: Statistics) -> Ite
     ]
     if subject.located is not None and subject.located.normalised:
         words = f"have a norm that differs from 1 by more than {config.norm_tolerance:g}, but the encoder normalises"
-        found.append(("norm", good & (np.abs(norms - 1) > config.norm_tolerance), words, _AGAIN, True))
+        remedy = "Set encoder.normalised=false in a new data folder if it does not normalise."
+        found.append(("norm", good & (np.abs(norms - 1) > config.norm_tolerance), words, f"{_AGAIN} {remedy}", True))
     elif good.any():
         low, high = np.quantile(norms[good], [0.25, 0.75])
         reach = config.norm_outlier_iqrs * (high - low)
