@@ -127,7 +127,7 @@ def _other_schema(path: Path, draw: random.Random) -> None:
     other = draw.choice([
         pa.array(["x"] * rows), pa.array([2**40] * rows), pa.nulls(rows), pa.array([-1] * rows, pa.int32()),
         pa.array([[float("nan")] * 384] * rows, pa.list_(pa.float32(), 384)), pa.array([[]] * rows, pa.list_(pa.int32())),
-        pa.array([[10**6]] * rows, pa.list_(pa.int32())), pa.array([None, *["x"] * (rows - 1)]),
+        pa.array([[10**6]] * rows, pa.list_(pa.int32())), pa.array([None, *["x"] * rows][:rows], pa.string()),
     ])  # fmt: skip
     table = table.set_column(table.schema.names.index(name), draw.choice((name, "other")), other)
     table = pa.concat_tables([table, table]) if draw.random() < 0.3 else table
