@@ -185,8 +185,9 @@ def test_pitfall_22_a_killed_writer_leaves_the_old_file_or_the_new_one(tmp_path:
     for _ in kills(lambda: write_bytes(tmp_path / "a", b"new")):
         assert (tmp_path / "a").read_bytes() in (b"old", b"new")
     assert (tmp_path / "a").read_bytes() == b"new"
+    (tmp_path / ".tmp-of-another-program").mkdir()
     files.remove_temporaries(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".tmp-of-another-program", "a"]
 
 
 def fill(place: Path, content: str) -> None:

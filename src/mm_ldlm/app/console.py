@@ -148,7 +148,8 @@ def command_of(name: str, request: ast.FunctionDef) -> click.Command:
         params.append(option)
     vectors = request.returns is not None and ast.unparse(request.returns) in VECTORS
     callback = functools.partial(answer, name, [each.name for each in params], vectors)
-    text = f"{text}\n\nA file `-` is standard input."
+    if any(isinstance(each.type, Items) for each in params):
+        text += "\n\nA file `-` is standard input."
     return click.Command(name, params=[*params, *COMMON], callback=callback, help=text)
 
 

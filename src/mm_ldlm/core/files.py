@@ -15,6 +15,7 @@ import gzip
 import io
 import json
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -283,7 +284,8 @@ def new_directory(path: str | Path) -> Iterator[Path]:
 def remove_temporaries(directory: str | Path, *, of: str = "*") -> None:
     """Remove temporary files that killed writers of the file or folder `of` left in `directory`; none may be active."""
     for entry in Path(directory).glob(f"{_TEMPORARY}*"):
-        if of not in ("*", entry.name[len(_TEMPORARY) :].partition("-")[2]):
+        mine = re.fullmatch(f"{_TEMPORARY}[0-9a-f]{{32}}-(.+)", entry.name)
+        if mine is None or of not in ("*", mine[1]):
             continue
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)

@@ -89,6 +89,13 @@ class StsSource:
         remedy = f"Correct the file, or evaluation.sts.sets ('{self.name}')."
         return InputFile(path or self.path or "", remedy=remedy, error=EvaluationError)
 
+    def below(self, folder: str | Path, name: str) -> InputFile:
+        """Return the door to the only file of a name at any depth below a folder; several are refused."""
+        found = sorted(Path(folder).rglob(name))
+        if len(found) > 1:
+            self.file(folder).refuse(f"one file {name} below it", show(list(map(str, found)), 600))
+        return self.file(found[0] if found else Path(folder) / name)
+
 
 def load_sts(source: StsSource, *, seed: int = 0) -> StsSet:
     """Read one set from its source; `seed` is that of generated sets.
@@ -172,8 +179,7 @@ def read_stsb(source: StsSource, seed: int) -> StsSet:
     """
     file = source.file()
     if os.path.isdir(file.path):
-        found = sorted(Path(file.path).rglob("sts-test.csv"))
-        file = source.file(found[0] if found else Path(file.path) / "sts-test.csv")
+        file = source.below(file.path, "sts-test.csv")
     first_line = file.text().partition("\n")[0]
     header = "sentence1" in first_line.lower()
     original = "\t" in first_line and not header

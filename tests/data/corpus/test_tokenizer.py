@@ -1,6 +1,7 @@
 """The tokenizer, over its entire vocabulary or a part: ids and texts, saved folders, and pieces of long texts."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -120,13 +121,16 @@ def test_a_saved_folder_needs_only_the_tokenizers_package(tmp_path: Path) -> Non
     [
         {"format_version": 99}, {"kept": "all"}, {"kept": [-1]}, {"kept": [10**6]}, {"kept": [0, 2]}, {"kept": [1.5]},
         {"max_length": 0}, {"max_length": -1}, {"max_length": 2**31}, {"max_length": True}, {"fingerprint": "0"},
-        {"unknown": 1}, "{", "null", "[]", "", "missing", "not a tokenizer",
+        {"unknown": 1}, "{", "null", "[]", "", "missing", "not a tokenizer", "an id far away",
     ],
 )  # fmt: skip
 def test_a_folder_that_was_changed_is_refused(tmp_path: Path, change: dict[str, Any] | str) -> None:
     word_tokenizer("a", "b", "c").with_vocabulary(np.arange(2)).save(tmp_path)
     path = tmp_path / "vocabulary.json"
-    if change in ("missing", "not a tokenizer"):
+    if change == "an id far away":  # of which the library would make a table
+        text = (tmp_path / "tokenizer.json").read_text()
+        (tmp_path / "tokenizer.json").write_text(re.sub(r'("b": )\d+', rf"\g<1>{2**31}", text))
+    elif change in ("missing", "not a tokenizer"):
         (tmp_path / "tokenizer.json").write_text("{}")
         if change == "missing":
             (tmp_path / "tokenizer.json").unlink()

@@ -50,6 +50,10 @@ def test_a_folder_of_all_sets_has_each_at_any_depth(tmp_path: Path) -> None:
     found = {year: load_sts(source(tmp_path, "semeval", name=year)).subsets for year in SEMEVAL_SUBSETS}
     assert found == SEMEVAL_SUBSETS
     assert [len(load_sts(source(tmp_path, kind, split="all"))) for kind in ("stsb", "sick")] == [2, 6]
+    for kind, name in (("stsb", "sts-test.csv"), ("sick", "SICK_trial.txt")):
+        (tmp_path / name).write_text("another one")
+        with pytest.raises(EvaluationError, match=f"one file {name}"):
+            load_sts(source(tmp_path, kind, split="all"))
 
 
 def test_a_part_of_a_year_is_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:

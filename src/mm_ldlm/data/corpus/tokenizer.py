@@ -128,6 +128,11 @@ class TextTokenizer:
         base.encode_special_tokens = True  # "[MASK]" in a text is ordinary text
         specials = np.array([_find(base, names) for names in (PADS, MASKS, UNKNOWNS)], np.int64)
         self.base_size = int(base.get_vocab_size(with_added_tokens=True))
+        if (last := max(base.get_vocab(with_added_tokens=True).values())) >= self.base_size:
+            raise ConfigurationError(
+                f"tokenizer: expected the ids 0 to {self.base_size - 1} for {self.base_size} tokens, found {last}. Use "
+                "a vocabulary whose ids have no gaps."
+            )
         self.kept_V = np.union1d(np.arange(self.base_size) if kept is None else kept, specials).astype(np.int64)
         self.vocab_size = len(self.kept_V)
         self.reduced = self.vocab_size < self.base_size

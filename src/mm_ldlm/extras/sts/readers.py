@@ -88,13 +88,13 @@ def read_sick(source: StsSource, seed: int) -> StsSet:
         EvaluationError: a file is missing, malformed, or contains another part.
     """
     path, parts = Path(source.path or ""), [part for part in SICK_PARTS if source.split in (part, "all")]
-    files = [path]
+    files = [source.file(path)]
     if path.is_dir():
-        found = {file.name: file for file in sorted(path.rglob("SICK*.txt"), reverse=True)}
-        names = ["SICK.txt"] if "SICK.txt" in found else [SICK_PARTS[part] for part in parts]
-        files = [found.get(name, path / name) for name in names]
+        together = next(path.rglob("SICK.txt"), None) is not None
+        names = ["SICK.txt"] if together else [SICK_PARTS[part] for part in parts]
+        files = [source.below(path, name) for name in names]
     pairs: list[Pair] = []
-    for file in map(source.file, files):
+    for file in files:
         rows = read_rows(file)
         header = rows.pop(0)[1] if rows else []
         a, b, gold = columns_of(file, header, ["sentence_a"], ["sentence_b"], ["relatedness_score"])
