@@ -78,7 +78,7 @@ def test_seconds_of_pipelines_are_kept_until_they_run_again(tmp_path: Path) -> N
     session = Session(tmp_path)
     file = Path(session.entries["timings"]["filepath"])
     file.parent.mkdir(parents=True)
-    (left := file.with_name(f".tmp-0-{file.name}")).touch()  # by a run that was killed
+    (left := file.with_name(f".tmp-{0:032x}-{file.name}")).touch()  # by a run that was killed
     session.run(one("params:seed"))
     assert not left.exists()
     session.run(one("timings", outputs="comparison", tag="reporting"))
