@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from tests.damage import damaged
 
 from mm_ldlm.core import FingerprintError, MMLDLMError, StoreError
-from mm_ldlm.data.dataset import NAME, Dataset, commit
+from mm_ldlm.data.dataset import NAME, Dataset, Entry, commit
+from mm_ldlm.data.store import StoreWriter
 
 TEXTS = [f"w{i} w{(i * 3) % 20} " + "w1 " * (i % 4) for i in range(20)]
 SPLITS = ["test" if i % 5 == 0 else "train" for i in range(20)]
@@ -130,6 +132,20 @@ def test_stores_that_were_not_made_from_one_another_are_not_committed(
     with pytest.raises(StoreError):
         commit(tmp_path / "target", stores=stores)
     assert not (tmp_path / "target" / NAME).exists()
+
+
+@pytest.mark.parametrize("name", ["records", "tokens", "index"])
+def test_a_table_with_a_column_of_another_type_is_refused(name: str, made: Dataset, tmp_path: Path) -> None:
+    store = made.require(name)
+    table = store.table(slice(None))
+    for place, column in enumerate(table.column_names):
+        folder = tmp_path / column
+        wrong = table.set_column(place, column, pa.array([[0.5]] * len(table)))
+        writer = StoreWriter(folder, kind=name, schema=wrong.schema)
+        writer.append(wrong)
+        entry = Entry(str(folder), name, writer.finish().fingerprint)
+        with pytest.raises(StoreError):
+            Dataset(made.directory, {name: entry}, encoder=None).require(name)
 
 
 def test_what_a_dataset_lacks_is_named_with_the_pipelines_that_make_it(

@@ -18,9 +18,11 @@ import numpy.typing as npt
 
 from mm_ldlm.core import FingerprintError, StoreError
 from mm_ldlm.core.files import InputFile, json_document, write_json
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+from mm_ldlm.data.corpus.tokens import TOKEN_SCHEMA
 from mm_ldlm.data.features import FEATURES, Field, feature_of
-from mm_ldlm.data.index import split_column
+from mm_ldlm.data.index import INDEX_SCHEMA, split_column
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import Manifest, ShardStore
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
 
 NAME = "dataset.json"
 FORMAT_VERSION = 1
-REQUIRED = ("records", "tokens", "index", "tokenizer")
+SCHEMAS = {"records": RECORD_SCHEMA, "tokens": TOKEN_SCHEMA, "index": INDEX_SCHEMA}
+"""Tables that every dataset has, and their columns."""
+REQUIRED = (*SCHEMAS, "tokenizer")
 """Stores that every dataset has."""
 _AGAIN = "Run the pipelines that make it again: `kedro run --pipelines=ingestion,embedding,validation`."
 
@@ -135,6 +139,12 @@ class Dataset:
                     f"{self.folder(name)}: its fingerprint is {found}, but {self.directory / NAME} was committed with "
                     f"{committed}: the {name} changed after validation. Run `kedro run --pipeline=validation`, or "
                     "restore the validated store."
+                )
+            columns = SCHEMAS.get(name)
+            if columns is not None and len(opened) and not opened.schema.equals(columns):
+                raise StoreError(
+                    f"{self.folder(name)}: expected the columns {columns.names}, found {opened.schema.names} or other "
+                    f"types. {_AGAIN}"
                 )
             self._opened[name] = opened
         return self._opened[name]

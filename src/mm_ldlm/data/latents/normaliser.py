@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import Rows, StoreError, config
-from mm_ldlm.core.files import InputFile, inside, write_bytes, write_json
+from mm_ldlm.core.files import InputFile, inside, json_document, write_bytes, write_json
 from mm_ldlm.data.store.shards import FixedColumn
 
 if TYPE_CHECKING:
@@ -54,6 +54,20 @@ class NormaliserConfig:
 
     kind: Kind = "standard"
     robust_rows: Rows = 200_000
+
+
+@json_document
+class Document:
+    """The file `normaliser.json`: the fields of a `Normaliser` that are not arrays."""
+
+    format_version: int
+    kind: str
+    unit_norm: bool
+    rows: int
+    dim: int
+    constant: tuple[int, ...]
+    fingerprint: str
+    typical: tuple[float, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,20 +150,21 @@ class Normaliser:
         from safetensors.numpy import load
 
         file = InputFile(Path(directory) / "normaliser.json", remedy="Run the validation pipeline.")
-        about: dict[str, Any] = file.json(dict)
+        about: Document = file.json(Document)
         arrays = dataclasses.replace(file, path=Path(directory) / "normaliser.safetensors").read()
-        typical = about.pop("typical", None)
-        promised, version, _ = (about.pop(key, None) for key in ("fingerprint", "format_version", "dim"))
-        if version != FORMAT_VERSION:
-            file.refuse(f"format {FORMAT_VERSION}", str(version))
+        if about.format_version != FORMAT_VERSION:
+            file.refuse(f"format {FORMAT_VERSION}", str(about.format_version))
+        plain = ("kind", "unit_norm", "rows", "constant", "typical")
         try:
-            about |= {"constant": tuple(about["constant"]), **load(arrays)}
-            found = cls(**about, typical=typical and tuple(typical))
+            fields: dict[str, Any] = {name: getattr(about, name) for name in plain} | load(arrays)
+            found = cls(**fields)
             mark = found.fingerprint
         except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             file.refuse("a normaliser", f"an error ({error})")
-        if mark != promised:
-            file.refuse(f"the fingerprint {mark} of its numbers", f"{promised}: they changed after they were saved")
+        if mark != about.fingerprint:
+            file.refuse(
+                f"the fingerprint {mark} of its numbers", f"{about.fingerprint}: they changed after they were saved"
+            )
         return found
 
     def _arrays(self) -> dict[str, Matrix]:
