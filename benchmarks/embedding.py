@@ -97,18 +97,15 @@ def _texts(count: int) -> list[str]:
 
 def _records(texts: list[str], folder: Path) -> Any:
     from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
-    from mm_ldlm.data.store import ShardStore, StoreWriter
+    from mm_ldlm.data.store import ShardStore, write_store
 
-    writer = StoreWriter(folder, kind="records", schema=RECORD_SCHEMA)
     count = len(texts)
-    writer.append(
-        {
-            "id": [record_id(text) for text in texts],
-            "text": texts,
-            "source": ["benchmark"] * count,
-            "split": ["train"] * count,
-            "meta": [None] * count,
-        }
-    )
-    writer.finish()
+    columns = {
+        "id": [record_id(text) for text in texts],
+        "text": texts,
+        "source": ["benchmark"] * count,
+        "split": ["train"] * count,
+        "meta": [None] * count,
+    }
+    write_store(folder, [columns], kind="records", schema=RECORD_SCHEMA)
     return ShardStore.open(folder, "records")

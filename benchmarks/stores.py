@@ -91,17 +91,14 @@ def _batches(folder: Path) -> dict[str, Any]:
 def _write_stores(folder: Path, vectors: npt.NDArray[np.float32], ids: list[npt.NDArray[np.int32]]) -> None:
     from mm_ldlm.data.corpus.tokens import TOKEN_SCHEMA
     from mm_ldlm.data.latents import store as latent_store
-    from mm_ldlm.data.store import StoreWriter
+    from mm_ldlm.data.store import write_store
 
     names = [f"{row:032x}" for row in range(ROWS)]
-    writer = StoreWriter(
-        folder / "latents", kind="latents", schema=latent_store.schema(DIM, "float32"), shard_rows=ROWS // 10
-    )
-    writer.append(latent_store.table(names, vectors))
-    writer.finish(meta={"dim": DIM})
-    writer = StoreWriter(folder / "tokens", kind="tokens", schema=TOKEN_SCHEMA, shard_rows=ROWS // 10)
-    writer.append({"id": names, "input_ids": ids, "length": [len(row) for row in ids]})
-    writer.finish()
+    schema, size = latent_store.schema(DIM, "float32"), ROWS // 10
+    tables = [latent_store.table(names, vectors)]
+    write_store(folder / "latents", tables, kind="latents", schema=schema, shard_rows=size, meta={"dim": DIM})
+    columns = {"id": names, "input_ids": ids, "length": [len(row) for row in ids]}
+    write_store(folder / "tokens", [columns], kind="tokens", schema=TOKEN_SCHEMA, shard_rows=size)
 
 
 def _write_files(folder: Path, vectors: npt.NDArray[np.float32], ids: list[npt.NDArray[np.int32]]) -> None:

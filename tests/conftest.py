@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def _write_dataset(
     from mm_ldlm.data.index import INDEX_SCHEMA
     from mm_ldlm.data.latents.normaliser import Normaliser
     from mm_ldlm.data.latents.store import schema
-    from mm_ldlm.data.store import StoreWriter
+    from mm_ldlm.data.store import write_store
 
     words = {f"w{i}": i for i in range(20)} | {"[UNK]": 20, "[PAD]": 21, "[MASK]": 22}
     base = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
@@ -103,11 +104,13 @@ def _write_dataset(
             tables[name] = (schema(np.shape(vectors)[1], "float32"), columns, "latents")
     made: dict[str, str] = {"tokenizer": tokenizer.fingerprint, "encoder": "0" * 32}
     for name, (kind_schema, columns, kind) in tables.items():
-        writer = StoreWriter(root / name, kind=kind, schema=kind_schema, shard_rows=shard_rows)
-        writer.append({key: list(value) for key, value in columns.items()})
         wanted = {"tokens": ("records", "tokenizer"), "latents": ("records", "encoder"),
                   "index": ("records", "tokens"), "token_vectors": ("tokenizer", "encoder")}.get(name, ())  # fmt: skip
-        made[name] = writer.finish(fingerprints={key: made[key] for key in wanted}).fingerprint
+        made[name] = write_store(
+            root / name, [{key: list(value) for key, value in columns.items()}], kind=kind, schema=kind_schema,
+            shard_rows=shard_rows, fingerprints={key: made[key] for key in wanted},
+            meta={"splits": Counter(splits)} if name == "index" else {},
+        ).fingerprint  # fmt: skip
     stores = {name: root / name for name in (*tables, "tokenizer")}
     if latents is not None:
         seen = np.asarray(latents, np.float64)

@@ -22,7 +22,7 @@ from mm_ldlm.app.datasets import (
     WorkspaceDataset,
 )
 from mm_ldlm.data.latents.normaliser import Normaliser
-from mm_ldlm.data.store import NOT_NEEDED, Manifest, StoreWriter
+from mm_ldlm.data.store import NOT_NEEDED, Manifest, write_store
 from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, made_by
 
 SCHEMA = pa.schema([("id", pa.string()), ("value", pa.list_(pa.float32()))])
@@ -30,9 +30,8 @@ FOLDER = {"holds": "mm_ldlm.data.latents.normaliser:Normaliser", "marker": "norm
 
 
 def written(folder: Path, kind: str = "rows") -> Manifest:
-    writer = StoreWriter(folder, kind=kind, schema=SCHEMA, shard_rows=2)
-    writer.append({"id": ["a", "b", "c"], "value": [[1.0] * 20, [float("nan")], []]})
-    return writer.finish()
+    columns = {"id": ["a", "b", "c"], "value": [[1.0] * 20, [float("nan")], []]}
+    return write_store(folder, [columns], kind=kind, schema=SCHEMA, shard_rows=2)
 
 
 def normaliser() -> Normaliser:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mm_ldlm.core import ConfigurationError, StoreError
 from mm_ldlm.data.features import FEATURES, Field, feature_of, fit_all, make_all, needed, open_all, planned, sections
 from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
-from mm_ldlm.data.store import ShardStore, StoreWriter, fixed_lists
+from mm_ldlm.data.store import ShardStore, fixed_lists, write_store
 
 
 def reading(*names: str, stores: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -53,9 +53,7 @@ def test_a_field_reads_the_rows_of_its_records_standardised_where_it_has_a_norma
     values = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float16)
     schema = pa.schema([("value", pa.list_(pa.float16(), 3))])
     folder = tmp_path_factory.mktemp("f")
-    writer = StoreWriter(folder, kind="toy", schema=schema, shard_rows=shard_rows)
-    writer.append(pa.table({"value": fixed_lists(values)}, schema=schema))
-    writer.finish()
+    write_store(folder, [{"value": fixed_lists(values)}], kind="toy", schema=schema, shard_rows=shard_rows)
     field, chosen = Field(ShardStore.open(folder), column="value"), np.array(records)
     assert field.shape == (3,)
     np.testing.assert_array_equal(field.batch(chosen), values[records])

@@ -13,7 +13,7 @@ from mm_ldlm.data.corpus.record import RECORD_SCHEMA
 from mm_ldlm.data.encoders import LocalEncoderConfig, load_encoder
 from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.extract import extract
-from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.data.store import ShardStore, write_store
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = 2e-4
@@ -42,11 +42,10 @@ def encoder(folder: Path, *, small: bool) -> str:
 def records(folder: Path, count: int) -> ShardStore:
     draw = np.random.default_rng(0)
     texts = [" ".join(draw.choice(WORDS, draw.integers(1, 13))) for _ in range(count)]
-    writer = StoreWriter(folder, kind="records", schema=RECORD_SCHEMA)
     columns: dict[str, list[Any]] = {name: [None] * count for name in RECORD_SCHEMA.names}
     names = [f"{i:06d}" for i in range(count)]
-    writer.append(columns | {"id": names, "text": texts, "split": ["train"] * count, "source": ["s"] * count})
-    writer.finish()
+    columns |= {"id": names, "text": texts, "split": ["train"] * count, "source": ["s"] * count}
+    write_store(folder, [columns], kind="records", schema=RECORD_SCHEMA)
     return ShardStore.open(folder, "records")
 
 

@@ -21,7 +21,6 @@ class Engine(Protocol):
     @property
     def gpus(self) -> int:
         """Number of GPUs that its tasks can ask for."""
-        ...
 
     def run(
         self, function: Callable[[Any], Any], tasks: Iterable[Any], *, ordered: bool, cpus: int = 1, gpus: int = 0
@@ -39,23 +38,21 @@ class Engine(Protocol):
             MMLDLMError: the function raised it; the first error ends the run.
             WorkerFailed: the function raised another error, or a task was lost too often.
         """
-        ...
 
 
 class EngineConfig(Protocol):
     """Configuration of an engine; `ENGINES` lists the kinds."""
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """Name of the kind."""
 
     @property
     def here(self) -> bool:
         """Whether tasks run in this process. A caller may then divide its work among processes of this host itself."""
-        ...
 
     def missing(self) -> str | None:
         """Return an error message if this machine lacks what the engine needs, else None; starts nothing."""
-        ...
 
     def started(self) -> contextlib.AbstractContextManager[Engine]:
         """Start the engine, and stop it when the block ends.
@@ -64,7 +61,6 @@ class EngineConfig(Protocol):
             ConfigurationError: it cannot be started as configured, or is not the one that this process expects.
             WorkerFailed: it does not answer.
         """
-        ...
 
 
 class LocalEngine:

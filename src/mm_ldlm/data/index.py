@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from mm_ldlm.core import ValidationError
 from mm_ldlm.data.corpus.splits import SPLITS
-from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
+from mm_ldlm.data.store import Manifest, ShardStore, write_store
 
 INDEX_SCHEMA = pa.schema([("id", pa.string()), ("row", pa.int64()), ("split", pa.string()), ("length", pa.int32())])
 """One entry per valid example; `row` is its row in the record, token and latent stores, `length` counts tokens."""
@@ -27,33 +27,28 @@ def write_index(
     valid = np.ones(len(records), bool)
     if len(quarantine):
         valid[quarantine.ints("row").take(slice(None))] = False
-    writer = StoreWriter(workspace, kind="index", schema=INDEX_SCHEMA, shard_rows=1 << 20)
-    splits = dict.fromkeys(SPLITS, 0)
-    for start in range(0, len(records), _ROWS):
-        stop = min(start + _ROWS, len(records))
-        rows = start + np.flatnonzero(valid[start:stop])
-        window = records.window(start, stop, columns=["id", "split"])
-        lengths = tokens.ints("length").take(slice(start, stop))
-        table = pa.table(
-            {
-                "id": window["id"], "row": np.arange(start, stop, dtype=np.int64), "split": window["split"],
-                "length": lengths.astype(np.int32),
-            },
-            schema=INDEX_SCHEMA,
-        ).take(pa.array(rows - start))  # fmt: skip
-        writer.append(table)
-        for split in SPLITS:
-            splits[split] += int(np.count_nonzero(np.asarray(table["split"].to_pylist(), object) == split))
+    rows = np.flatnonzero(valid)
+    counts = {each["values"]: each["counts"] for each in pc.value_counts(records.gather("split", rows)).to_pylist()}
+    splits = {split: counts.get(split, 0) for split in SPLITS}
     if not splits["train"]:
         raise ValidationError(
             f"expected training examples, found none: {len(records)} records, {int((~valid).sum())} in quarantine, "
             f"splits {splits}. See validation_report for the reasons, and check ingestion.splits."
         )
+    parts = [rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)]
+    tables = (
+        {
+            "id": records.gather("id", part), "split": records.gather("split", part), "row": part,
+            "length": tokens.ints("length").take(part),
+        }
+        for part in parts
+    )  # fmt: skip
     stores = {"records": records, "tokens": tokens, "latents": latents, "quarantine": quarantine}
-    return writer.finish(
+    return write_store(
+        workspace, tables, kind="index", schema=INDEX_SCHEMA, shard_rows=1 << 20,
         fingerprints={name: store.manifest.fingerprint for name, store in stores.items() if store is not None},
         meta={"splits": splits, "quarantined": int((~valid).sum())},
-    )
+    )  # fmt: skip
 
 
 def split_column(index: ShardStore, split: str, column: str) -> npt.NDArray[np.int64]:
@@ -64,12 +59,3 @@ def split_column(index: ShardStore, split: str, column: str) -> npt.NDArray[np.i
     tables = index.iter_tables(columns=["split", column])
     parts = [table.column(column).filter(pc.equal(table.column("split"), split)).to_numpy() for table in tables]
     return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
-
-
-def splits_of(index: ShardStore) -> dict[str, int]:
-    """Count the examples of each split in the index, largest split first."""
-    counts: dict[str, int] = {}
-    for table in index.iter_tables(columns=["split"]):
-        for entry in pc.value_counts(table.column("split")).to_pylist():
-            counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))

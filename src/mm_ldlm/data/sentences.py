@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from mm_ldlm.core import StoreError
 from mm_ldlm.data.dataset import Dataset
-from mm_ldlm.data.index import splits_of
 
 Rows = npt.NDArray[np.int64]
 
@@ -78,8 +77,9 @@ def split_rows(dataset: Dataset, split: str) -> Rows:
     rows = dataset.rows(split)
     if not len(rows):
         raise StoreError(
-            f"expected examples of split '{split}', found {splits_of(dataset.index)} in the index. Add the split "
-            "to the sources (ingestion.splits, or the split of a source), or choose another one (sampling.split)."
+            f"expected examples of split '{split}', found {dataset.index.manifest.meta.get('splits')} in the index. "
+            "Add the split to the sources (ingestion.splits, or the split of a source), or choose another one "
+            "(sampling.split)."
         )
     return rows
 

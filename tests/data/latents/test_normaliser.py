@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from mm_ldlm.core import StoreError
 from mm_ldlm.data.latents import normaliser
 from mm_ldlm.data.latents.normaliser import ENOUGH, Normaliser, NormaliserConfig, Normalisers, calibrated, fit, norms
-from mm_ldlm.data.store import ShardStore, StoreWriter, fixed_lists
+from mm_ldlm.data.store import ShardStore, fixed_lists, write_store
 
 KINDS = ["standard", "robust", "whitening", "one_scale"]
 FINITE = st.floats(-100, 100, width=32)
@@ -29,9 +29,7 @@ def column(folder: Path, vectors: Any) -> Any:
     """A column of vectors (n, d) in a store."""
     matrix = np.asarray(vectors, np.float32)
     schema = pa.schema([("value", pa.list_(pa.float32(), matrix.shape[1]))])
-    writer = StoreWriter(folder, kind="toy", schema=schema, shard_rows=97)
-    writer.append(pa.table({"value": fixed_lists(matrix)}, schema=schema))
-    writer.finish()
+    write_store(folder, [{"value": fixed_lists(matrix)}], kind="toy", schema=schema, shard_rows=97)
     return ShardStore.open(folder).fixed("value")
 
 

@@ -1,6 +1,5 @@
 """An encoder outside the package, `kind: tests.data.latents.toy:ToyEncoderConfig`, and records for it to embed."""
 
-import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,34 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import EncoderError, config, to_dict
-from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
-from mm_ldlm.data.encoders.base import Encoder
+from mm_ldlm.data.corpus.record import RECORD_SCHEMA, described_by, record_id
+from mm_ldlm.data.encoders.base import Encoder, LocatedEncoder
 from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.extract import extract
 from mm_ldlm.data.latents.store import LatentStore
-from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.data.store import ShardStore, write_store
 from mm_ldlm.data.store.fingerprint import fingerprint
 
 DIM = 5
 TEXTS = [f"text {number} {'with more words ' * (number % 4)}" for number in range(23)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Located:
-    """A toy encoder that was found."""
-
-    salt: str
-    name: str = "toy"
-    dim: int = DIM
-    normalised: bool = False
-    dtype: str = "float32"
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self.salt)
-
-    def describe(self) -> dict[str, Any]:
-        return {"name": self.name, "dim": self.dim, "normalised": self.normalised, "fingerprint": self.fingerprint}
 
 
 @config
@@ -70,10 +51,11 @@ class ToyEncoderConfig:
     def missing(self) -> str | None:
         return None
 
-    def locate(self, *, expected: str | None = None) -> Located:
-        return Located(self.salt)
+    def locate(self, *, expected: str | None = None) -> LocatedEncoder:
+        mark = fingerprint(self.salt)
+        return LocatedEncoder(name=self.name, dim=DIM, normalised=False, fingerprint=mark, about={}, dtype="float32")
 
-    def load(self, located: Located, *, device: str | None = None) -> Encoder:
+    def load(self, located: LocatedEncoder, *, device: str | None = None) -> Encoder:
         return ToyEncoder(self)
 
 
@@ -83,7 +65,7 @@ class ToyEncoder(Encoder):
     dim = DIM
 
     def __init__(self, options: ToyEncoderConfig) -> None:
-        super().__init__(Located(options.salt))
+        super().__init__(options.locate())
         self.options = options
 
     def run(self, prepared: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -106,15 +88,23 @@ def digest_vector(text: str, salt: str = "") -> npt.NDArray[np.float64]:
     return np.frombuffer(raw, "<i4") / 2.0**31
 
 
-def records(folder: Path, texts: Sequence[str] = TEXTS, meta: Sequence[str | None] | None = None) -> ShardStore:
-    """Write records of these texts; four of five are training examples."""
+def records(
+    folder: Path,
+    texts: Sequence[str] = TEXTS,
+    meta: Sequence[str | None] | None = None,
+    *,
+    splits: Sequence[str] = ("train",) * 4 + ("test",),
+    shard_rows: int = 7,
+) -> ShardStore:
+    """Write records of these texts; the splits are those of the first ones, and repeat themselves."""
     count = len(texts)
-    writer = StoreWriter(folder, kind="records", schema=RECORD_SCHEMA, shard_rows=7)
-    writer.append({
-        "id": [record_id(text) for text in texts], "text": list(texts), "source": ["s"] * count,
-        "split": ["test" if row % 5 == 4 else "train" for row in range(count)], "meta": meta or [None] * count,
-    })  # fmt: skip
-    writer.finish()
+    metas = list(meta or [None] * count)
+    columns = {
+        "id": [record_id(text, None, described_by(about)) for text, about in zip(texts, metas, strict=True)],
+        "text": list(texts), "source": ["s"] * count, "split": [splits[row % len(splits)] for row in range(count)],
+        "meta": metas,
+    }  # fmt: skip
+    write_store(folder, [columns], kind="records", schema=RECORD_SCHEMA, shard_rows=shard_rows)
     return ShardStore.open(folder, "records")
 
 

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.kills import kills
 
 from mm_ldlm.core import FingerprintError, StoreError
-from mm_ldlm.data.store import Manifest, Shard, ShardStore, StoreWriter, manifest, shards, write_shard
+from mm_ldlm.data.store import Manifest, Shard, ShardStore, manifest, shards, write_shard, write_store
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
 REUSED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -38,9 +38,8 @@ def rows(count: int) -> dict[str, list[Any]]:
 
 
 def build(path: Path, count: int = 9, **options: Any) -> ShardStore:
-    writer = StoreWriter(path, kind="toy", schema=SCHEMA, **{"shard_rows": 4, **options})
-    writer.append(rows(count))
-    writer.finish(fingerprints={"maker": "one"}, meta={"dim": 2})
+    keys: dict[str, Any] = {"shard_rows": 4, "fingerprints": {"maker": "one"}, "meta": {"dim": 2}, **options}
+    write_store(path, [rows(count)], kind="toy", schema=SCHEMA, **keys)
     return ShardStore.open(path, "toy")
 
 
@@ -83,12 +82,14 @@ def column_of(store: ShardStore, name: str) -> tuple[Callable[[Any], Any], bool]
 def test_rows_are_read_as_written_in_any_order(tmp_path: Path, data: st.DataObject, made: Made) -> None:
     schema, columns = made
     count, size = len(next(iter(columns.values()))), data.draw(st.integers(1, 6), "rows of a shard")
-    writer = StoreWriter(tmp_path, kind="toy", schema=schema, shard_rows=size)
     cuts = sorted(data.draw(st.lists(st.integers(0, count), max_size=3), "pieces"))
-    for start, stop in zip([0, *cuts], [*cuts, count], strict=True):
-        writer.append({name: values[start:stop] for name, values in columns.items()})
-        assert len(list(tmp_path.glob("part-*.arrow"))) >= stop // size, "a full shard is written at once"
-    writer.finish()
+
+    def pieces() -> Iterator[Any]:
+        for start, stop in zip([0, *cuts], [*cuts, count], strict=True):
+            yield {name: values[start:stop] for name, values in columns.items()}
+            assert len(list(tmp_path.glob("part-*.arrow"))) >= stop // size, "a full shard is written at once"
+
+    write_store(tmp_path, pieces(), kind="toy", schema=schema, shard_rows=size)
     store = ShardStore.open(tmp_path)
     assert [shard.rows for shard in store.manifest.shards] == [size] * (count // size) + [count % size] * bool(
         count % size or not count
@@ -113,9 +114,8 @@ def test_rows_are_read_as_written_in_any_order(tmp_path: Path, data: st.DataObje
     assert store.window(start, stop, columns=[schema.names[-1]]).to_pydict() == {
         schema.names[-1]: columns[schema.names[-1]][start:stop]
     }
-    whole = StoreWriter(tmp_path / "whole", kind="toy", schema=schema, shard_rows=size)
-    whole.append(columns)
-    assert whole.finish() == store.manifest, "the bytes depend on the rows alone"
+    whole = write_store(tmp_path / "whole", [columns], kind="toy", schema=schema, shard_rows=size)
+    assert whole == store.manifest, "the bytes depend on the rows alone"
 
 
 def test_columns_of_another_type_and_rows_that_are_none_are_refused(tmp_path: Path, refuses: Any) -> None:

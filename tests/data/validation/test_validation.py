@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.data.corpus.examples import word_tokenizer
 from tests.data.encoders.tiny import folder_of, plain_modules
+from tests.data.latents import toy
 
 from mm_ldlm.core import ValidationError
-from mm_ldlm.data.corpus.record import RECORD_SCHEMA, comparison_form, record_id
+from mm_ldlm.data.corpus.record import comparison_form
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
 from mm_ldlm.data.corpus.tokens import tokenize_records
@@ -25,7 +26,7 @@ from mm_ldlm.data.features import Inputs
 from mm_ldlm.data.latents.normaliser import NormaliserConfig
 from mm_ldlm.data.latents.store import Latents, LatentStore
 from mm_ldlm.data.latents.store import schema as latent_schema
-from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.data.store import ShardStore, write_store
 from mm_ldlm.data.validation import checks, vectors
 from mm_ldlm.data.validation.checks import Outcome
 from mm_ldlm.data.validation.findings import Finding, ValidationConfig, enforce, plain
@@ -57,9 +58,10 @@ class Stores:
     def write(self, name: str, columns: Columns, schema: Any = None, **meta: Any) -> None:
         """Replace a store by another one with the same fingerprints, as a program with a fault would write it."""
         old = self.opened(name)
-        writer = StoreWriter(self.root / name, kind=name, schema=schema or old.schema, shard_rows=SHARD)
-        writer.append(columns)
-        writer.finish(fingerprints=old.manifest.fingerprints, meta={**old.manifest.meta, **meta})
+        write_store(
+            self.root / name, [columns], kind=name, schema=schema or old.schema, shard_rows=SHARD,
+            fingerprints=old.manifest.fingerprints, meta={**old.manifest.meta, **meta},
+        )  # fmt: skip
 
     def validate(self, *, sets: Any = None, latents: bool = True, **limits: Any) -> Outcome:
         config = ValidationConfig(**{"max_quarantine_fraction": 1.0, "spot_rows": 0, **limits})
@@ -71,14 +73,9 @@ class Stores:
 
 def write_records(folder: Path, rows: list[tuple[str, str, str | None]]) -> ShardStore:
     """Write records of (text, split, digest of what it describes)."""
-    writer = StoreWriter(folder, kind="records", schema=RECORD_SCHEMA, shard_rows=SHARD)
-    writer.append({
-        "id": [record_id(text, None, about) for text, _, about in rows], "text": [text for text, *_ in rows],
-        "source": ["s"] * len(rows), "split": [split for _, split, _ in rows],
-        "meta": [about and json.dumps({"describes": {"digest": about}}) for *_, about in rows],
-    })  # fmt: skip
-    writer.finish()
-    return ShardStore.open(folder, "records")
+    metas = [about and json.dumps({"describes": {"digest": about}}) for *_, about in rows]
+    texts, splits = [text for text, *_ in rows], [split for _, split, _ in rows]
+    return toy.records(folder, texts, metas, splits=splits, shard_rows=SHARD)
 
 
 def write_tokens(records: ShardStore, folder: Path) -> None:
@@ -97,11 +94,12 @@ def pristine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     records = write_records(root / "records", [(text, splits[row % 4], None) for row, text in enumerate(TEXTS)])
     write_tokens(records, root / "tokens")
     located = encoder.locate()
-    writer = StoreWriter(root / "latents", kind="latents", schema=latent_schema(DIM, "float32"), shard_rows=SHARD)
-    ids = records.strings("id").take(slice(None))
-    writer.append({"id": ids, "latent": list(encoder.load(located).encode(TEXTS))})
-    made_by = {"records": records.manifest.fingerprint, "encoder": located.fingerprint}
-    writer.finish(fingerprints=made_by, meta={"dim": DIM, "encoder": located.describe()})
+    columns = {"id": records.gather("id", slice(None)), "latent": list(encoder.load(located).encode(TEXTS))}
+    write_store(
+        root / "latents", [columns], kind="latents", schema=latent_schema(DIM, "float32"), shard_rows=SHARD,
+        fingerprints={"records": records.manifest.fingerprint, "encoder": located.fingerprint},
+        meta={"dim": DIM, "encoder": located.describe()},
+    )  # fmt: skip
     return Stores(root, encoder)
 
 
@@ -329,14 +327,8 @@ def test_pitfall_35_groups_and_documents_in_two_splits_are_counted(
     crossing = sum(len(found) > 1 for found in splits.values())
     with tempfile.TemporaryDirectory() as folder:
         texts = [f"text {number}" for number in range(len(rows))]
-        writer = StoreWriter(Path(folder), kind="records", schema=RECORD_SCHEMA, shard_rows=SHARD)
-        metas = [{"split_group": group, "piece_of": document} for group, document, _ in rows]
-        writer.append({
-            "id": list(map(record_id, texts)), "text": texts, "source": ["s"] * len(rows),
-            "split": [split for *_, split in rows], "meta": list(map(json.dumps, metas)),
-        })  # fmt: skip
-        writer.finish()
-        records = ShardStore.open(Path(folder), "records")
+        metas = [json.dumps({"split_group": group, "piece_of": document}) for group, document, _ in rows]
+        records = toy.records(Path(folder), texts, metas, splits=[split for *_, split in rows])
         inputs = Inputs(records, records, TOKENIZER, {})
         subject: Any = checks.Subject({}, inputs, {}, LocalEncoderConfig(), None, ValidationConfig(), {}, 0)
         found = {finding.check: finding for finding in checks.check_texts(subject)}
@@ -382,9 +374,8 @@ def test_the_statistics_are_those_of_numpy_however_the_store_is_divided(
     values[draw.random(count) < 0.2] = values[0]
     values[draw.random((count, dim)) < 0.02] = np.nan
     with tempfile.TemporaryDirectory() as folder:
-        writer = StoreWriter(folder, kind="latents", schema=latent_schema(dim, dtype), shard_rows=shard_rows)
-        writer.append({"id": [str(row) for row in range(count)], "latent": list(values)})
-        writer.finish()
+        columns = {"id": [str(row) for row in range(count)], "latent": list(values)}
+        write_store(folder, [columns], kind="latents", schema=latent_schema(dim, dtype), shard_rows=shard_rows)
         found = vectors.measure(LatentStore.open(folder), plot_rows=1000, seed=0)
     finite = np.isfinite(values).all(1)
     good = values[finite].astype(np.float64)

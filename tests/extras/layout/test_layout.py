@@ -18,7 +18,7 @@ from mm_ldlm.core import ConfigurationError, FingerprintError, SourceError, Stor
 from mm_ldlm.data.corpus.sources import BadRow, Row
 from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
 from mm_ldlm.data.latents.store import KIND, LatentStore, schema, table
-from mm_ldlm.data.store import StoreWriter
+from mm_ldlm.data.store import write_store
 from mm_ldlm.extras.layout.export import write_layout
 
 TOKENIZER = load_tokenizer(TokenizerConfig(max_length=6))
@@ -74,10 +74,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Ingested:
 @pytest.fixture(scope="module")
 def latents(made: Ingested, tmp_path_factory: pytest.TempPathFactory) -> LatentStore:
     folder = tmp_path_factory.mktemp("latents")
-    writer = StoreWriter(folder, kind=KIND, schema=schema(3, "float16"))
     vectors = np.random.default_rng(0).normal(size=(len(made.rows), 3)).astype(np.float16)
-    writer.append(table([row["id"] for row in made.rows], vectors.astype(np.float16)))
-    writer.finish(fingerprints={"records": made.records.manifest.fingerprint})
+    write_store(
+        folder, [table([row["id"] for row in made.rows], vectors)], kind=KIND, schema=schema(3, "float16"),
+        fingerprints={"records": made.records.manifest.fingerprint},
+    )  # fmt: skip
     return LatentStore.open(folder)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.data.latents import toy
 
 from mm_ldlm.core import ConfigurationError, parse_kind
-from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
 from mm_ldlm.data.features import Inputs
-from mm_ldlm.data.store import ShardStore, StoreWriter
+from mm_ldlm.data.store import ShardStore
 from mm_ldlm.data.validation.findings import Finding
 from mm_ldlm.families.classification.labels import LabelNames, Labels, PairTokens
 from mm_ldlm.families.classification.objective import decode_names
@@ -30,13 +30,8 @@ ROWS = [
 def stores(root: Path, rows: list[tuple[str, Any]], **objective: Any) -> tuple[Any, ...]:
     """The objective, the records and the stores of labels and of their names."""
     texts = ["word " * (number + 1) for number in range(len(rows))]
-    writer = StoreWriter(root / "records", kind="records", schema=RECORD_SCHEMA, shard_rows=3)
-    writer.append({
-        "id": [record_id(text) for text in texts], "text": texts, "source": ["s"] * len(rows),
-        "split": [split for split, _ in rows], "meta": [None if meta is None else json.dumps(meta) for _, meta in rows],
-    })  # fmt: skip
-    writer.finish()
-    records = ShardStore.open(root / "records")
+    metas = [None if meta is None else json.dumps(meta) for _, meta in rows]
+    records = toy.records(root / "records", texts, metas, splits=[split for split, _ in rows], shard_rows=3)
     config = parse_kind(OBJECTIVES, {"kind": "classification", **objective}, at="objective")
     tokenizer: Any = SimpleNamespace(
         max_length=3, pad_id=9, fingerprint="t", encode=lambda texts: [[len(word) for word in t.split()] for t in texts]

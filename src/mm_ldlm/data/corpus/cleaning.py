@@ -61,22 +61,19 @@ QUARANTINE_SCHEMA = pa.schema(
 
 
 class SideStore(Protocol):
-    """A store with one row for each record, which ingestion fills with what sources contain besides texts.
-
-    Attributes:
-        workspace: its folder.
-        most_rows: largest number of rows of a shard that fits in memory.
-        fingerprint: digest of everything that decides which values are accepted.
-    """
+    """A store with one row for each record, which ingestion fills with what sources contain besides texts."""
 
     @property
-    def workspace(self) -> Path: ...
+    def workspace(self) -> Path:
+        """Its folder."""
 
     @property
-    def most_rows(self) -> int: ...
+    def most_rows(self) -> int:
+        """Largest number of rows of a shard that fits in memory."""
 
     @property
-    def fingerprint(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Digest of everything that decides which values are accepted."""
 
     def accept(self, value: Any) -> Any:
         """Return the value of a row (`Row.vector`) as it is stored, or raise `Unusable`."""

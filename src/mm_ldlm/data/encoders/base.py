@@ -23,31 +23,30 @@ if TYPE_CHECKING:
     from mm_ldlm.data.store import Manifest, ShardStore
 
 
-class LocatedEncoder(Protocol):
-    """An encoder that was found and identified, but not loaded."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocatedEncoder:
+    """An encoder that was found and identified, but not loaded.
 
-    @property
-    def name(self) -> str:
-        """Name in the parameters."""
+    Attributes:
+        name: its name in the parameters.
+        dim: dimension of the vectors, where it is known.
+        normalised: whether the vectors have unit length.
+        fingerprint: digest of everything that decides the vectors.
+        about: what else describes it, as plain JSON without paths and addresses.
+        dtype: data type of the computation, which decides how closely vectors can be reproduced.
+    """
 
-    @property
-    def dim(self) -> int | None:
-        """Dimension of the vectors, where it is known."""
-
-    @property
-    def normalised(self) -> bool:
-        """Whether the vectors have unit length."""
-
-    @property
-    def dtype(self) -> str:
-        """Data type of the computation, which decides how closely vectors can be reproduced."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of everything that decides the vectors."""
+    name: str
+    dim: int | None
+    normalised: bool
+    fingerprint: str
+    about: Mapping[str, Any]
+    dtype: str = "unknown"
 
     def describe(self) -> dict[str, Any]:
-        """Describe the encoder for manifests and reports, as plain JSON without paths and addresses."""
+        """Describe the encoder for manifests and reports."""
+        names = ("name", "dim", "normalised", "dtype", "fingerprint")
+        return {**self.about, **{name: getattr(self, name) for name in names}}
 
 
 class Encoder(abc.ABC):
@@ -273,33 +272,12 @@ class EncoderSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LocatedWeights:
-    """An encoder on this machine: its spec with the parameters applied, its folder and its fingerprint."""
+class LocatedWeights(LocatedEncoder):
+    """An encoder on this machine: its spec with the parameters applied, and its folder."""
 
     spec: EncoderSpec
     folder: Path
     truncate_dim: int | None
-    dtype: str
-    fingerprint: str
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def normalised(self) -> bool:
-        return self.spec.normalised
-
-    @property
-    def dim(self) -> int | None:
-        """Dimension of the vectors, where the spec or the folder states it."""
-        return self.truncate_dim or self.spec.dim
-
-    def describe(self) -> dict[str, Any]:
-        """Describe the encoder for manifests and reports, as plain JSON without paths."""
-        spec = dataclasses.asdict(self.spec)
-        del spec["digests"]
-        return {**spec, "dim": self.dim, "dtype": self.dtype, "fingerprint": self.fingerprint}
 
 
 _SPECS = (

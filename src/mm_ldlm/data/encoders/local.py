@@ -96,8 +96,7 @@ class LocalEncoderConfig:
 
     def portable(self) -> dict[str, Any]:
         """Return the parameters without path and device, so that stores of two machines are equal."""
-        plain: dict[str, Any] = to_dict(self)
-        return {key: value for key, value in plain.items() if key not in ("path", "device")}
+        return {key: value for key, value in to_dict(self).items() if key not in ("path", "device")}
 
     def missing(self) -> str | None:
         """Return that the folder `path` does not exist, or None."""
@@ -114,16 +113,14 @@ class LocalEncoderConfig:
 
     def load(self, located: LocatedWeights, *, device: str | None = None) -> Encoder:
         """Load tokenizer and weights."""
+        from mm_ldlm.data.encoders.transformer import SentenceTransformersEncoder, TransformerEncoder
+
         chosen = device or self.device
-        if located.spec.architecture == "sentence_transformers":
-            from mm_ldlm.data.encoders.transformer import SentenceTransformersEncoder
-
-            return SentenceTransformersEncoder(
-                located, device=chosen, max_length=self.max_length, batch_rows=self.batch_rows
-            )
-        from mm_ldlm.data.encoders.transformer import TransformerEncoder
-
-        return TransformerEncoder(located, device=chosen, **self.batching)
+        if located.spec.architecture != "sentence_transformers":
+            return TransformerEncoder(located, device=chosen, **self.batching)
+        return SentenceTransformersEncoder(
+            located, device=chosen, max_length=self.max_length, batch_rows=self.batch_rows
+        )
 
 
 def locate_weights(config: LocalEncoderConfig) -> LocatedWeights:
@@ -169,7 +166,11 @@ def locate_weights(config: LocalEncoderConfig) -> LocatedWeights:
     files = {str(file.relative_to(folder)): file_sha256(file) for file in _deciding_files(folder)}
     parts = {field: getattr(spec, field) for field in _DECIDING}
     identity = fingerprint({"spec": parts, "truncate_dim": truncate, "dtype": config.dtype, "files": files})
-    return LocatedWeights(spec=spec, folder=folder, truncate_dim=truncate, dtype=config.dtype, fingerprint=identity)
+    return LocatedWeights(
+        name=spec.name, dim=truncate or spec.dim, normalised=spec.normalised, fingerprint=identity, dtype=config.dtype,
+        about={key: value for key, value in dataclasses.asdict(spec).items() if key != "digests"},
+        spec=spec, folder=folder, truncate_dim=truncate,
+    )  # fmt: skip
 
 
 def _folder(config: LocalEncoderConfig, source: str, revision: str | None) -> Path:

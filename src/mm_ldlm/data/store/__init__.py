@@ -9,9 +9,9 @@ import enum
 
 from mm_ldlm.data.store.manifest import Manifest, Shard
 from mm_ldlm.data.store.shards import ShardStore
-from mm_ldlm.data.store.writer import StoreWriter, fixed_lists, write_shard
+from mm_ldlm.data.store.writer import fixed_lists, write_shard, write_store
 
-__all__ = ["NOT_NEEDED", "Manifest", "NotNeeded", "Shard", "ShardStore", "StoreWriter", "fixed_lists", "write_shard"]
+__all__ = ["NOT_NEEDED", "Manifest", "NotNeeded", "Shard", "ShardStore", "fixed_lists", "write_shard", "write_store"]
 
 
 class NotNeeded(enum.Enum):

@@ -14,7 +14,7 @@ import ctypes
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -31,29 +31,24 @@ _FAULT_BYTES = 64 * 2**10  # Linux maps this much around a page fault
 
 
 class Column:
-    """Base class: one column across all shards of a store."""
+    """One numeric column across all shards of a store; other types have their own classes."""
 
-    what: ClassVar[str]
-    fits: ClassVar[tuple[Callable[[pa.DataType], bool], ...]]
-    """tests of the Arrow types that can be read"""
+    def __init__(self, store: "ShardStore", name: str, what: str, *fits: Callable[[pa.DataType], bool]) -> None:
+        """Find the column.
 
-    def __init__(self, store: "ShardStore", name: str) -> None:
+        Args:
+            what: the values that it should have, in words.
+            fits: tests of the Arrow types that can be read.
+        """
         self.store, self.name = store, name
         self.type = store.schema_of([name]).field(0).type
-        if not any(fits(self.type) for fits in self.fits):
+        if not any(fit(self.type) for fit in fits):
             raise StoreError(
-                f"{store.directory}: expected {self.what} in column {name!r}, found {self.type}. Open the store as its "
-                "own kind, or write it again."
+                f"{store.directory}: expected {what} in column {name!r}, found {self.type}. Open the store as its own "
+                "kind, or write it again."
             )
 
-
-class NumberColumn(Column):
-    """A numeric column."""
-
-    what = "numbers"
-    fits = (pa.types.is_integer, pa.types.is_floating)
-
-    def take(self, rows: Rows) -> npt.NDArray[Any]:
+    def take(self, rows: Rows) -> Any:
         """Return (n,) in the stored type, in the requested order; a copy."""
         return np.array(self.store.gather(self.name, rows))
 
@@ -65,11 +60,8 @@ class FixedColumn(Column):
         dtype: numpy type of its values.
     """
 
-    what = "a fixed-size list"
-    fits = (pa.types.is_fixed_size_list,)
-
     def __init__(self, store: "ShardStore", name: str) -> None:
-        super().__init__(store, name)
+        super().__init__(store, name, "a fixed-size list", pa.types.is_fixed_size_list)
         self.dim = int(self.type.list_size)
         self.dtype = self._matrix(pa.array([], self.type)).dtype
 
@@ -82,27 +74,20 @@ class FixedColumn(Column):
         return self._matrix(self.store.array(number, self.name, touched=None))
 
     def _matrix(self, array: pa.FixedSizeListArray) -> npt.NDArray[Any]:
-        found: npt.NDArray[Any] = array.flatten().to_numpy(zero_copy_only=True)
-        return found.reshape(len(array), self.dim)
+        values = array.flatten().to_numpy(zero_copy_only=True)
+        return np.reshape(values, (len(array), self.dim))
 
 
 class StringColumn(Column):
     """A text column."""
 
-    what = "texts"
-    fits = (pa.types.is_string, pa.types.is_large_string)
-
     def take(self, rows: Rows) -> list[Any]:
         """Return n strings in the requested order; None where the store has a null."""
-        found: list[Any] = self.store.gather(self.name, rows).to_pylist()
-        return found
+        return list(self.store.gather(self.name, rows).to_pylist())
 
 
 class ListColumn(Column):
     """A `list<int32>` column: ragged rows as one flat array and offsets, or as a padded matrix."""
-
-    what = "a list"
-    fits = (pa.types.is_list, pa.types.is_large_list)
 
     def take(self, rows: Rows) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """Return (values, offsets): row i is `values[offsets[i]:offsets[i + 1]]`; offsets has n + 1 entries."""
@@ -149,7 +134,6 @@ class ShardStore:
         self._valid: set[tuple[int, str]] = set()
         self._touched: dict[int, int] = {}
         self._resident = 0
-        self._columns: dict[tuple[type, str], Any] = {}
 
     @classmethod
     def open(cls, directory: str | Path, kind: str | None = None) -> Self:
@@ -188,21 +172,16 @@ class ShardStore:
     # -- columns ------------------------------------------------------------------------------------------------------
 
     def fixed(self, name: str) -> FixedColumn:
-        return self._column(FixedColumn, name)
+        return FixedColumn(self, name)
 
     def lists(self, name: str) -> ListColumn:
-        return self._column(ListColumn, name)
+        return ListColumn(self, name, "a list", pa.types.is_list, pa.types.is_large_list)
 
     def strings(self, name: str) -> StringColumn:
-        return self._column(StringColumn, name)
+        return StringColumn(self, name, "texts", pa.types.is_string, pa.types.is_large_string)
 
-    def ints(self, name: str) -> NumberColumn:
-        return self._column(NumberColumn, name)
-
-    def _column(self, cls: type[Column], name: str) -> Any:
-        if (cls, name) not in self._columns:
-            self._columns[cls, name] = cls(self, name)
-        return self._columns[cls, name]
+    def ints(self, name: str) -> Column:
+        return Column(self, name, "numbers", pa.types.is_integer, pa.types.is_floating)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Writers of stores: directories of Arrow IPC shards with the manifest last, which `shards` reads.
 
-`StoreWriter` writes a store at once. `Parts` and `Progress` continue what a killed run left, with the same bytes:
+`write_store` writes a store at once. `Parts` and `Progress` continue what a killed run left, with the same bytes:
 `Parts` a store of shards in any order and by several processes, `Progress` several stores in row order, with a state.
 """
 
@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,57 +53,40 @@ def write_shard(directory: str | Path, name: str, table: pa.Table) -> Shard:
     return Shard(name=name, rows=table.num_rows, bytes=data.size, sha256=hashlib.sha256(data).hexdigest())
 
 
-class StoreWriter:
-    """Writes a store from tables that arrive in row order.
+def write_store(
+    directory: str | Path, tables: Iterable[Any], *, kind: str, schema: pa.Schema, shard_rows: int = DEFAULT_SHARD_ROWS,
+    fingerprints: Mapping[str, str] = {}, meta: Mapping[str, Any] = {},
+) -> Manifest:  # fmt: skip
+    """Write a store from tables, or mappings of columns, in row order, and commit it with the manifest.
 
-    `append` divides them into shards of `shard_rows`; `finish` commits with the manifest. Creating a writer removes an
-    existing manifest, so that a partly written store is never mistaken for the old one.
+    Shards of `shard_rows` are written as soon as they are full. An existing manifest is removed first, so that a partly
+    written store is never mistaken for the old one.
     """
+    directory, shards, waiting = Path(directory), list[Shard](), schema.empty_table()
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / NAME).unlink(missing_ok=True)
+    for table in tables:
+        added = pa.table({name: table[name] for name in schema.names}, schema=schema)
+        waiting = pa.concat_tables([waiting, added])
+        while len(waiting) >= shard_rows:
+            shards.append(write_shard(directory, shard_name(len(shards)), waiting.slice(0, shard_rows)))
+            waiting = waiting.slice(shard_rows)
+    if len(waiting) or not shards:  # an empty store has a shard as well, with its columns
+        shards.append(write_shard(directory, shard_name(len(shards)), waiting))
+    for path in _others(directory, shards):
+        path.unlink()
+    manifest = Manifest(
+        kind=kind, rows=sum(shard.rows for shard in shards), shards=tuple(shards), fingerprints=dict(fingerprints),
+        meta={"columns": schema.names, **meta},
+    )  # fmt: skip
+    manifest.write(directory)
+    return manifest
 
-    def __init__(
-        self, directory: str | Path, *, kind: str, schema: pa.Schema, shard_rows: int = DEFAULT_SHARD_ROWS
-    ) -> None:
-        self.directory = Path(directory)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.kind, self.schema, self.shard_rows = kind, schema, shard_rows
-        (self.directory / NAME).unlink(missing_ok=True)
-        self._shards: list[Shard] = []
-        self._waiting: list[pa.Table] = []
-        self._rows_waiting = 0
 
-    def append(self, table: pa.Table | dict[str, Any]) -> None:
-        """Add rows as a table of the writer's schema or as a dict of columns."""
-        if not isinstance(table, pa.Table):
-            table = pa.table(table, schema=self.schema)
-        self._waiting.append(table.select(self.schema.names).cast(self.schema))
-        self._rows_waiting += table.num_rows
-        while self._rows_waiting >= self.shard_rows:
-            self._write(self.shard_rows)
-
-    def finish(self, *, fingerprints: dict[str, str] | None = None, meta: dict[str, Any] | None = None) -> Manifest:
-        """Write the remaining rows, remove shards of an earlier store, and commit."""
-        if self._rows_waiting or not self._shards:  # an empty store has a shard as well, with its columns
-            self._write(self._rows_waiting)
-        kept = {shard.name for shard in self._shards}
-        for file in self.directory.glob("part-*.arrow"):
-            if file.name not in kept:
-                file.unlink()
-        manifest = Manifest(
-            kind=self.kind,
-            rows=sum(shard.rows for shard in self._shards),
-            shards=tuple(self._shards),
-            fingerprints=dict(fingerprints or {}),
-            meta={"columns": self.schema.names, **(meta or {})},
-        )
-        manifest.write(self.directory)
-        return manifest
-
-    def _write(self, rows: int) -> None:
-        table = pa.concat_tables([self.schema.empty_table(), *self._waiting])
-        self._shards.append(write_shard(self.directory, shard_name(len(self._shards)), table.slice(0, rows)))
-        rest = table.slice(rows)
-        self._waiting = [rest] if rest.num_rows else []
-        self._rows_waiting = rest.num_rows
+def _others(folder: Path, shards: Iterable[Shard]) -> list[Path]:
+    """List the shards in a folder that an earlier store left."""
+    names = {shard.name for shard in shards}
+    return [path for path in folder.glob("part-*.arrow") if path.name not in names]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,11 +217,10 @@ class Progress:
         except (LookupError, TypeError):  # no progress, or that of another version
             pass
         for name, folder in self.folders.items():
-            keep = {shard.name for shard in self.shards[name]}
             folder.mkdir(parents=True, exist_ok=True)
             remove_temporaries(folder)
-            stale = [path for path in folder.glob("part-*.arrow") if path.name not in keep]
-            if Manifest.exists(folder) and (stale or not keep or Manifest.read(folder).fingerprints != self.made_by):
+            kept, stale = self.shards[name], _others(folder, self.shards[name])
+            if Manifest.exists(folder) and (stale or not kept or Manifest.read(folder).fingerprints != self.made_by):
                 (folder / NAME).unlink()
             for path in stale:
                 path.unlink()

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import ConfigurationError, EncoderError, InvalidValue, Size, bounded, config, show, to_dict
-from mm_ldlm.data.encoders.base import Encoder
+from mm_ldlm.data.encoders.base import Encoder, LocatedEncoder
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.extras.http_encoder import probes
 from mm_ldlm.extras.http_encoder.client import Client
@@ -104,9 +104,8 @@ class HttpEncoderConfig:
 
     def portable(self) -> dict[str, Any]:
         """Return the parameters that describe the vectors, without address, key and limits of the connection."""
-        plain: dict[str, Any] = to_dict(self)
         kept = {"kind", "name", "dim", "shorten", "prompt", "normalised", "encoding", *self.batching}
-        return {key: value for key, value in plain.items() if key in kept}
+        return {key: value for key, value in to_dict(self).items() if key in kept}
 
     def missing(self) -> str | None:
         """Return that the variable with the key is not set, or None."""
@@ -165,8 +164,8 @@ class HttpEncoderConfig:
             service.refuse_drift(probes.distance_to(expected, probes_Kd))
             mark = expected
         return LocatedService(
-            name=self.name, dim=probes_Kd.shape[1], normalised=self.normalised, prompt=self.prompt, fingerprint=mark,
-            probes_Kd=probes_Kd,
+            name=self.name, dim=probes_Kd.shape[1], normalised=self.normalised, fingerprint=mark,
+            about={"kind": self.kind, "prompt": self.prompt}, probes_Kd=probes_Kd,
         )  # fmt: skip
 
     def load(self, located: LocatedService, *, device: str | None = None) -> HttpEncoder:
@@ -205,21 +204,10 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LocatedService:
+class LocatedService(LocatedEncoder):
     """A service that answered, with its vectors of the probe sentences (K, d)."""
 
-    name: str
-    dim: int
-    normalised: bool
-    prompt: str
-    fingerprint: str
     probes_Kd: npt.NDArray[np.float32] = dataclasses.field(repr=False, compare=False)
-    dtype: str = "unknown"
-
-    def describe(self) -> dict[str, Any]:
-        """Describe the encoder for manifests and reports, as plain JSON without its address."""
-        names = [field.name for field in dataclasses.fields(self) if field.name != "probes_Kd"]
-        return {"kind": "http", **{name: getattr(self, name) for name in names}}
 
 
 class HttpEncoder(Encoder):

@@ -6,7 +6,6 @@ unless the parameters name an encoder for new texts: search, re-embedding, STS a
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -85,19 +84,21 @@ class PrecomputedEncoderConfig:
 
     def portable(self) -> dict[str, Any]:
         """Return the declaration without the encoder for new texts, which has no influence on the vectors."""
-        plain: dict[str, Any] = to_dict(self)
-        return {key: value for key, value in plain.items() if key != "for_new_texts"}
+        return {key: value for key, value in to_dict(self).items() if key != "for_new_texts"}
 
     def missing(self) -> str | None:
         """Return what the encoder for new texts lacks on this machine, or None."""
         found: str | None = None if self.for_new_texts is None else self.for_new_texts.missing()
         return found and found.replace("'encoder.", "'encoder.for_new_texts.")
 
-    def locate(self, *, expected: str | None = None) -> DeclaredEncoder:
-        """Return the declaration; its fingerprint depends on name, dimension and normalisation alone."""
-        return DeclaredEncoder(name=self.name, dim=self.dim, normalised=self.normalised)
+    def locate(self, *, expected: str | None = None) -> LocatedEncoder:
+        """Return the declaration; its fingerprint depends only on name, dimension and normalisation."""
+        mark = fingerprint({"precomputed": self.name, "dim": self.dim, "normalised": self.normalised})
+        return LocatedEncoder(
+            name=self.name, dim=self.dim, normalised=self.normalised, fingerprint=mark, about={"kind": self.kind}
+        )
 
-    def load(self, located: DeclaredEncoder, *, device: str | None = None) -> Encoder:
+    def load(self, located: LocatedEncoder, *, device: str | None = None) -> Encoder:
         """Load the encoder for new texts.
 
         Raises:
@@ -112,24 +113,6 @@ class PrecomputedEncoderConfig:
                 f"'{self.name}', found dimension {encoder.dim}. Correct encoder.for_new_texts."
             )
         return _ForNewTexts(encoder, located)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DeclaredEncoder:
-    """An encoder that is known by its declaration alone; the precision of its computation is unknown."""
-
-    name: str
-    dim: int
-    normalised: bool
-    dtype: str = "unknown"
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint({"precomputed": self.name, "dim": self.dim, "normalised": self.normalised})
-
-    def describe(self) -> dict[str, Any]:
-        """Describe the encoder for manifests and reports, as plain JSON."""
-        return {"kind": "precomputed", **dataclasses.asdict(self), "fingerprint": self.fingerprint}
 
 
 class _ForNewTexts(Encoder):

@@ -16,7 +16,7 @@ from mm_ldlm.core import ConfigurationError
 from mm_ldlm.data.corpus.filters import describe_function, load_function
 from mm_ldlm.data.corpus.record import PAIR, label_text, meta_value
 from mm_ldlm.data.features import Feature, Inputs
-from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
+from mm_ldlm.data.store import Manifest, ShardStore, fixed_lists, write_store
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.data.validation.findings import Finding
 
@@ -59,16 +59,11 @@ class Labels(Feature):
         trained = {label for label, _, train in found if train and label is not None}
         names = sorted(trained) if answers is None else list(answers)
         numbers = {name: number for number, name in enumerate(names)} | {None: NO_LABEL}
+        values = [numbers.get(label, UNKNOWN_LABEL) if paired else NO_PAIR for label, paired, _ in found]
+        columns = {"id": records.gather("id", slice(None)), "value": fixed_lists(np.array(values, np.int64)[:, None])}
         schema = pa.schema([("id", pa.string()), ("value", pa.list_(pa.int64(), 1))])
-        writer = StoreWriter(workspace, kind=self.kind, schema=schema)
-        start = 0
-        for table in records.iter_tables(_ROWS, columns=["id"]):
-            part = found[start : start + len(table)]
-            values = [[numbers.get(label, UNKNOWN_LABEL) if paired else NO_PAIR] for label, paired, _ in part]
-            writer.append({"id": table.column("id").to_pylist(), "value": values})
-            start += len(table)
         about = {"classes": names, "trained": sorted(trained & set(names)), "key": _origin(self.objective.label)}
-        return writer.finish(fingerprints=made_by, meta=about)
+        return write_store(workspace, [columns], kind=self.kind, schema=schema, fingerprints=made_by, meta=about)
 
     def check(self, store: ShardStore, records: ShardStore) -> Iterator[Finding]:
         """Quarantine the records without a usable label; fewer than two classes fail the contract."""
@@ -125,10 +120,11 @@ class LabelNames(Feature):
         names = labels.meta["classes"]
         width = max((len(name.encode()) for name in names), default=1)
         schema = pa.schema([("id", pa.string()), ("value", pa.list_(pa.uint8(), width))])
-        writer = StoreWriter(workspace, kind=self.kind, schema=schema)
-        if names:
-            writer.append({"id": names, "value": [list(name.encode().ljust(width, b"\0")) for name in names]})
-        return writer.finish(fingerprints={"labels": labels.fingerprint}, meta={"classes": names})
+        columns = {"id": names, "value": [list(name.encode().ljust(width, b"\0")) for name in names]}
+        return write_store(
+            workspace, [columns], kind=self.kind, schema=schema, fingerprints={"labels": labels.fingerprint},
+            meta={"classes": names},
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,13 +140,17 @@ class PairTokens(Feature):
             return kept
         length = tokenizer.max_length
         schema = pa.schema([("id", pa.string()), ("value", pa.list_(pa.int32(), length))])
-        writer = StoreWriter(workspace, kind=self.kind, schema=schema)
-        for table in records.iter_tables(_ROWS, columns=["id", "meta"]):
-            pairs = [meta_value(meta, PAIR) for meta in table.column("meta").to_pylist()]
-            rows = tokenizer.encode([pair if isinstance(pair, str) else "" for pair in pairs])
-            values = [[*ids[:length], *[tokenizer.pad_id] * (length - len(ids))] for ids in rows]
-            writer.append({"id": table.column("id").to_pylist(), "value": values})
-        return writer.finish(fingerprints=made_by, meta={"max_length": length})
+
+        def tables() -> Iterator[dict[str, Any]]:
+            for table in records.iter_tables(_ROWS, columns=["id", "meta"]):
+                pairs = [meta_value(meta, PAIR) for meta in table.column("meta").to_pylist()]
+                rows = tokenizer.encode([pair if isinstance(pair, str) else "" for pair in pairs])
+                values = [[*ids[:length], *[tokenizer.pad_id] * (length - len(ids))] for ids in rows]
+                yield {"id": table.column("id"), "value": values}
+
+        return write_store(
+            workspace, tables(), kind=self.kind, schema=schema, fingerprints=made_by, meta={"max_length": length}
+        )
 
 
 def _origin(key: str) -> str | dict[str, str]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from mm_ldlm.core import ConfigurationError, Rows, config
 from mm_ldlm.data.features import Feature, Inputs
-from mm_ldlm.data.store import Manifest, StoreWriter, fixed_lists
+from mm_ldlm.data.store import Manifest, fixed_lists, write_store
 from mm_ldlm.data.store.fingerprint import fingerprint
 
 SCHEMA = pa.schema([("id", pa.string()), ("value", pa.list_(pa.int32(), 1))])
@@ -60,10 +60,12 @@ class TokenClusters(Feature):
         cluster_V1 = np.full((tokenizer.vocab_size, 1), -1, np.int32)
         words_nd = vectors.fixed("latent").take(words)
         cluster_V1[words, 0] = cluster(words_nd, count=self.hdlm.clusters, seed=self.seed)
-        writer = StoreWriter(workspace, kind=self.kind, schema=SCHEMA)
         names = [tokenizer.token(i) for i in range(tokenizer.vocab_size)]
-        writer.append({"id": names, "value": fixed_lists(cluster_V1)})
-        return writer.finish(
+        return write_store(
+            workspace,
+            [{"id": names, "value": fixed_lists(cluster_V1)}],
+            kind=self.kind,
+            schema=SCHEMA,
             fingerprints={
                 "tokenizer": tokenizer.fingerprint,
                 "token_vectors": vectors.manifest.fingerprint,

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from mm_ldlm.core import StoreError
 from mm_ldlm.data.corpus.record import reference_of
@@ -21,7 +23,7 @@ from mm_ldlm.data.corpus.sources import Unusable
 from mm_ldlm.data.features import Feature, Field, Inputs
 from mm_ldlm.data.latents.normaliser import NormaliserConfig
 from mm_ldlm.data.latents.store import KIND, schema, table
-from mm_ldlm.data.store import Manifest, ShardStore, StoreWriter
+from mm_ldlm.data.store import Manifest, ShardStore, write_store
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.families.images.decoding import Pixels, digest, read_image
 
@@ -64,12 +66,17 @@ class Images(Feature):
         made_by = {"records": records.manifest.fingerprint, "image_size": fingerprint(list(size))}
         if (kept := Manifest.finished(workspace, made_by)) is not None:
             return kept
-        writer = StoreWriter(workspace, kind=KIND, schema=schema(math.prod(size), "float32"))
-        for part in records.iter_tables(_ROWS, columns=["id", "meta"]):
-            rows = part.to_pylist()
-            vectors_nP = np.stack([resize(_pixels(row["id"], row["meta"]), size).reshape(-1) for row in rows])
-            writer.append(table([row["id"] for row in rows], vectors_nP))
-        return writer.finish(fingerprints=made_by, meta={"dim": math.prod(size), "image_size": list(size)})
+
+        def tables() -> Iterator[pa.Table]:
+            for part in records.iter_tables(_ROWS, columns=["id", "meta"]):
+                rows = part.to_pylist()
+                vectors_nP = np.stack([resize(_pixels(row["id"], row["meta"]), size).reshape(-1) for row in rows])
+                yield table([row["id"] for row in rows], vectors_nP)
+
+        return write_store(
+            workspace, tables(), kind=KIND, schema=schema(math.prod(size), "float32"), fingerprints=made_by,
+            meta={"dim": math.prod(size), "image_size": list(size)},
+        )  # fmt: skip
 
 
 def _pixels(name: str, meta: str | None) -> Pixels:
