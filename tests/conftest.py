@@ -73,7 +73,7 @@ def _write_dataset(
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
-    from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
+    from mm_ldlm.data.corpus.tokenizer import TextTokenizer
     from mm_ldlm.data.corpus.tokens import TOKEN_SCHEMA
     from mm_ldlm.data.dataset import commit
     from mm_ldlm.data.index import INDEX_SCHEMA
@@ -84,7 +84,7 @@ def _write_dataset(
     words = {f"w{i}": i for i in range(20)} | {"[UNK]": 20, "[PAD]": 21, "[MASK]": 22}
     base = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = TextTokenizer(complete_specials(base), max_length=max_length)
+    tokenizer = TextTokenizer(base, max_length=max_length)
     tokenizer.save(root / "tokenizer")
     names = list(ids) if ids is not None else [record_id(text) for text in texts]
     tokens = tokenizer.encode(texts)

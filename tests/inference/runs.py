@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mm_ldlm.core import parse_kind, to_dict
 from mm_ldlm.core.files import write_json
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.inference.loading import Parts
@@ -34,7 +34,7 @@ def tokenizer() -> TextTokenizer:
     """Make the tokenizer of the words w0 … w19; every other word is [UNK]."""
     base = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)} | {"[UNK]": WORDS}, unk_token="[UNK]"))
     base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return TextTokenizer(complete_specials(base), max_length=LENGTH)
+    return TextTokenizer(base, max_length=LENGTH)
 
 
 def normaliser(*, typical: tuple[float, float] | None = None) -> Normaliser:

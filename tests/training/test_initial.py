@@ -12,7 +12,7 @@ from tests.training.test_checkpointer import rewrite
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mm_ldlm.core import CheckpointError, FreezingError
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.training import loop
 from mm_ldlm.training.checkpoints import folder
 
@@ -24,7 +24,7 @@ def run_on(words: list[str], root: Path, name: str, kind: str = "text_diffusion"
     vocabulary = {word: i for i, word in enumerate([*words, "[UNK]", "[PAD]", "[MASK]"])}
     base = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made = TextTokenizer(complete_specials(base), max_length=12)
+    made = TextTokenizer(base, max_length=12)
     made.save(place := root / f"tokenizer-{name}")
     sizes = {"vocab_size": made.vocab_size, "pad_id": made.pad_id, "mask_id": made.mask_id}
     spec = task.spec(kind, shape=dataclasses.replace(task.SHAPE, **sizes, max_length=12), run_name=name, **training)

@@ -11,7 +11,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from mm_ldlm.models.base import DataShape
 
 NAME = "dataset.json"
-FORMAT_VERSION = 1
 SCHEMAS = {"records": RECORD_SCHEMA, "tokens": TOKEN_SCHEMA, "index": INDEX_SCHEMA}
 """Tables that every dataset has, and their columns."""
 REQUIRED = (*SCHEMAS, "tokenizer")
@@ -53,7 +52,7 @@ class Entry:
 class Document:
     """Contents of `dataset.json`; `encoder` is the fingerprint of the encoder of the latents."""
 
-    format_version: int
+    format_version: Literal[1]
     fingerprint: str
     encoder: str | None
     stores: dict[str, Entry]
@@ -87,8 +86,6 @@ class Dataset:
         """
         file = InputFile(Path(directory) / NAME, remedy="Run `kedro run --pipeline=validation`.")
         found: Document = file.json(Document)
-        if found.format_version != FORMAT_VERSION:
-            file.refuse(f"format version {FORMAT_VERSION}", str(found.format_version))
         if missing := [name for name in REQUIRED if name not in found.stores]:
             file.refuse(f"the store of the {missing[0]}", f"only {', '.join(found.stores)}")
         dataset = cls(Path(directory), found.stores, encoder=found.encoder)
@@ -256,7 +253,7 @@ def commit(directory: str | Path, *, stores: Mapping[str, str | Path]) -> Datase
                 )
     encoder = made_from.get("latents", {}).get("encoder")
     dataset = Dataset(directory, entries, encoder=encoder)
-    document = Document(FORMAT_VERSION, dataset.fingerprint, encoder, entries)
+    document = Document(1, dataset.fingerprint, encoder, entries)
     write_json(directory / NAME, dataclasses.asdict(document))
     return dataset
 

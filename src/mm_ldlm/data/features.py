@@ -11,20 +11,17 @@ import functools
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import ConfigurationError, Registry, StoreError
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.index import split_column
 from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig, Normalisers, calibrated, fit
 from mm_ldlm.data.store import Manifest, ShardStore
-
-if TYPE_CHECKING:
-    from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-    from mm_ldlm.data.store.shards import FixedColumn
-    from mm_ldlm.data.validation.findings import Finding
+from mm_ldlm.data.validation.findings import Finding
 
 log = logging.getLogger(__name__)
 Rows = npt.NDArray[np.int64]
@@ -60,7 +57,7 @@ class Field:
     """
 
     def __init__(self, store: ShardStore, *, column: str, shape: tuple[int, ...] = ()) -> None:
-        self.column: FixedColumn = store.fixed(column)
+        self.column = store.fixed(column)
         self.shape = shape or (self.column.dim,)
 
     def rows(self, records: Rows) -> Rows:
@@ -107,7 +104,7 @@ class Feature:
     @property
     def standardisation(self) -> NormaliserConfig:
         """The kind of normaliser to fit."""
-        raise NotImplementedError
+        return NormaliserConfig()
 
     def make(self, inputs: Inputs, workspace: Path) -> Manifest:
         """Fill the store in `workspace` and commit it; a finished store of the same inputs is kept.

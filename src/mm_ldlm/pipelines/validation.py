@@ -103,7 +103,8 @@ def commit_dataset(
     opened = open_all(planned(sections), latents=latents, folder=features)
     stores = {"records": records, "tokens": tokens, "index": index, **opened}
     folders = {name: store.directory for name, store in stores.items()}
-    return {**folders, "tokenizer": tokenizer.directory, **normalisers.folders}
+    own = {name: normalisers.directory / name for name in normalisers}
+    return {**folders, "tokenizer": tokenizer.directory, **own}
 
 
 def create_pipeline() -> Pipeline:

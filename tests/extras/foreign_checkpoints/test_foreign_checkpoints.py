@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import CheckpointError, parse
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.extras.foreign_checkpoints import commands
 from mm_ldlm.extras.foreign_checkpoints.exporting import export_checkpoint
 from mm_ldlm.extras.foreign_checkpoints.importing import Given, import_checkpoint
@@ -239,7 +239,7 @@ def trained(tmp_path: Path) -> Callable[[str], Path]:
         words = [*(f"word{i}" for i in range(WORDS)), "[UNK]", "[PAD]", "[MASK]"]
         base = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
         base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        made, place = TextTokenizer(complete_specials(base), max_length=LENGTH), tmp_path / "tokenizer"
+        made, place = TextTokenizer(base, max_length=LENGTH), tmp_path / "tokenizer"
         made.save(place)
         sizes = {"vocab_size": made.vocab_size, "pad_id": made.pad_id, "mask_id": made.mask_id}
         spec = task.spec(kind, shape=DataShape(**sizes, max_length=LENGTH, fields=task.SHAPE.fields), max_steps=2)

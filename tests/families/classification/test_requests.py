@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import SamplingError, parse_kind
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.inference.loading import Parts
 from mm_ldlm.models.base import DataShape
@@ -27,7 +27,7 @@ def loaded(case: str, **options: Any) -> MMLDLM:
     """A classifier with random weights, of texts of the words w0 … w9."""
     base = Tokenizer(models.WordLevel({f"w{i}": i for i in range(10)} | {"[UNK]": 10}, unk_token="[UNK]"))
     base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = TextTokenizer(complete_specials(base), max_length=6)
+    tokenizer = TextTokenizer(base, max_length=6)
     ids = {"vocab_size": tokenizer.vocab_size, "pad_id": tokenizer.pad_id, "mask_id": tokenizer.mask_id}
     shape = DataShape(**ids, max_length=6, fields={"latents": (DIM,)})
     model, objective = CASES[case]

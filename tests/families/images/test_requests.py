@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import ConfigurationError, SamplingError, parse, parse_kind
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer, complete_specials
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.families.images.config import ImagesConfig
 from mm_ldlm.families.images.requests import NORMALISER
@@ -29,7 +29,7 @@ def loaded(kind: str = "image_text", *, images: bool = True, batch_tokens: int =
     """A model of images with random weights; its captions have the words w0 … w9."""
     base = Tokenizer(models.WordLevel({f"w{i}": i for i in range(10)} | {"[UNK]": 10}, unk_token="[UNK]"))
     base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = TextTokenizer(complete_specials(base), max_length=6)
+    tokenizer = TextTokenizer(base, max_length=6)
     ids = {"vocab_size": tokenizer.vocab_size, "pad_id": tokenizer.pad_id, "mask_id": tokenizer.mask_id}
     shape = DataShape(**ids, max_length=6, fields={"images": SIZE})
     config = parse_kind(OBJECTIVES, {"kind": kind, **objective}, at="objective")

@@ -95,9 +95,9 @@ class TokenizerConfig:
 class _Vocabulary:
     """Contents of vocabulary.json."""
 
-    format_version: int
+    format_version: Literal[1]
     fingerprint: str
-    max_length: int
+    max_length: Annotated[int, bounded(gt=0, lt=2**31)]
     vocab_size: int
     base_size: int
     pad_id: int
@@ -122,7 +122,11 @@ class TextTokenizer:
     directory: Path | None = None
 
     def __init__(self, base: Any, *, max_length: int, kept: npt.NDArray[np.int64] | None = None) -> None:
-        self.base, self.max_length = complete_specials(base), max_length
+        from tokenizers import AddedToken
+
+        missing = [names[0] for names in (PADS, MASKS, UNKNOWNS) if _find(base, names) is None]
+        base.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in missing])
+        self.base, self.max_length = base, max_length
         base.no_padding()
         base.no_truncation()
         base.encode_special_tokens = True  # "[MASK]" in a text is ordinary text
@@ -254,9 +258,6 @@ class TextTokenizer:
         base_file, file = (InputFile(Path(directory) / name, remedy="Run ingestion again.") for name in _FILES)
         base_file.check()
         document = file.json(_Vocabulary)
-        if document.format_version != FORMAT_VERSION or not 0 < document.max_length < 2**31:
-            found = f"{document.format_version} and {document.max_length}"
-            file.refuse(f"the format version {FORMAT_VERSION} and a maximum length", found)
         try:
             base = Tokenizer.from_file(str(base_file.path))
             kept = None if document.kept is None else np.asarray(document.kept, np.int64)
@@ -267,15 +268,6 @@ class TextTokenizer:
             base_file.refuse(f"a tokenizer with fingerprint {document.fingerprint}", tokenizer.fingerprint)
         tokenizer.directory = Path(directory)
         return tokenizer
-
-
-def complete_specials(base: Any) -> Any:
-    """Add missing pad, mask and unknown tokens. Changes and returns `base`."""
-    from tokenizers import AddedToken
-
-    missing = [names[0] for names in (PADS, MASKS, UNKNOWNS) if _find(base, names) is None]
-    base.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in missing])
-    return base
 
 
 def split_text(text: str, tokenizer: TextTokenizer, *, max_length: int) -> list[tuple[str, int]]:

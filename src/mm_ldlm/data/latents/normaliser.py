@@ -213,13 +213,7 @@ class Normalisers(dict[str, Normaliser]):
         directory: where they were loaded from.
     """
 
-    directory: Path | None = None
-
-    @property
-    def folders(self) -> dict[str, Path]:
-        """Folder of each normaliser, after loading."""
-        assert self.directory is not None
-        return {name: self.directory / name for name in self}
+    directory: Path
 
     def save(self, directory: str | Path) -> None:
         """Write each into a folder, then the list of the names."""

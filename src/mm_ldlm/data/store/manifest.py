@@ -12,21 +12,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from mm_ldlm.core import FingerprintError, StoreError, UnsafePathError, show
+from mm_ldlm.core import FingerprintError, StoreError, UnsafePathError, bounded, show
 from mm_ldlm.core.files import InputFile, inside, json_document, write_json
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
-FORMAT_VERSION = 1
 NAME = "manifest.json"
 VERIFIED = ".verified"
 REMEDY = (
     "Remove it if it is there, and run the pipeline that writes this store; it keeps what is intact."
 )  # fmt: skip
-_SHARD_NAME = re.compile(r"[A-Za-z0-9._-]+\.arrow")
+_Count = Annotated[int, bounded(ge=0, lt=2**63)]
 _verified: dict[str, set[str]] = {}
 """Folder → lines of its record, and those that could not be written to it."""
 
@@ -35,9 +33,9 @@ _verified: dict[str, set[str]] = {}
 class Shard:
     """One file of a store, with its size and checksum."""
 
-    name: str
-    rows: int
-    bytes: int
+    name: Annotated[str, bounded(pattern=r"^[A-Za-z0-9._-]+\.arrow$")]
+    rows: _Count
+    bytes: _Count
     sha256: str
 
     def check(self, directory: Path) -> Path:
@@ -109,7 +107,7 @@ class Manifest:
     shards: tuple[Shard, ...] = ()
     fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
     meta: dict[str, Any] = dataclasses.field(default_factory=dict)
-    format_version: int = FORMAT_VERSION
+    format_version: Literal[1] = 1
 
     @property
     def fingerprint(self) -> str:
@@ -133,14 +131,9 @@ class Manifest:
         """
         file = InputFile(Path(directory) / NAME, remedy=REMEDY)
         found: Manifest = file.json(cls)
-        if found.format_version != FORMAT_VERSION:
-            file.refuse(f"format version {FORMAT_VERSION}", str(found.format_version))
-        names = [shard.name for shard in found.shards]
-        if other := [name for name in names if not _SHARD_NAME.fullmatch(name) or names.count(name) > 1]:
-            file.refuse("names of different shards of this folder", show(other, 200))
-        counts = [count for shard in found.shards for count in (shard.rows, shard.bytes)]
-        if not all(0 <= count < 2**63 for count in counts) or sum(shard.rows for shard in found.shards) != found.rows:
-            file.refuse(f"shards with {found.rows} rows together", show(found.shards, 200))
+        different = len({shard.name for shard in found.shards})
+        if different < len(found.shards) or sum(shard.rows for shard in found.shards) != found.rows:
+            file.refuse(f"different shards with {found.rows} rows together", show(found.shards, 200))
         return found
 
     @classmethod

@@ -95,17 +95,15 @@ class ListColumn(Column):
         offsets = array.offsets.to_numpy().astype(np.int64)
         return np.array(array.flatten()), offsets - offsets[0]
 
-    def padded(self, rows: Rows, *, pad: int, length: int | None = None) -> npt.NDArray[np.int64]:
-        """Return (n, L) int64, right-padded; L is the length of the longest row unless `length` is given.
+    def padded(self, rows: Rows, *, pad: int, length: int) -> npt.NDArray[np.int64]:
+        """Return (n, `length`) int64, right-padded.
 
         Raises:
             StoreError: A row is longer than `length`.
         """
         values, offsets = self.take(rows)
         lengths = np.diff(offsets)
-        longest = int(lengths.max(initial=0))
-        length = longest if length is None else length
-        if longest > length:
+        if (longest := int(lengths.max(initial=0))) > length:
             raise StoreError(
                 f"{self.store.directory}: expected at most {length} items per row of {self.name!r}, found {longest}. "
                 "Give a larger length."

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.data.encoders import no_encoder
+from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder, no_encoder
+from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.store import ShardStore
-from mm_ldlm.data.validation.findings import MAX_EXAMPLES, NO_ROWS, Finding
+from mm_ldlm.data.validation.findings import MAX_EXAMPLES, NO_ROWS, Finding, ValidationConfig
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-    from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder
-    from mm_ldlm.data.features import Feature, Inputs
-    from mm_ldlm.data.validation.findings import ValidationConfig
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -1,6 +1,5 @@
 """Export records, tokens and latents in the older folder layout; a source of kind `layout` reads it."""
 
-import io
 import itertools
 import json
 import os
@@ -16,7 +15,7 @@ from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import ShardStore
-from mm_ldlm.extras.layout.folder import LISTS, Folder, paths_of
+from mm_ldlm.extras.layout.folder import LISTS, paths_of
 
 _ROWS = 4096
 
@@ -51,23 +50,22 @@ def write_layout(
         )
     if latents is not None:
         latents.manifest.require(directory=latents.directory, records=records.manifest.fingerprint)
-    partial = path.with_name(f".{path.name}.partial{'.zip' if path.suffix == '.zip' else ''}")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    _remove(partial)
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
     try:
-        counts = _write(Folder(partial, "w"), records, tokenizer, latents)
-    except BaseException:
-        _remove(partial)
-        raise
-    if path.is_dir():
-        path.rmdir()
-    os.replace(partial, path)
+        made = partial / "layout"
+        counts = _write(made, records, tokenizer, latents)
+        if path.suffix == ".zip":
+            made = Path(shutil.make_archive(str(partial / "packed"), "zip", made))
+        os.replace(made, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return counts
 
 
-def _write(
-    folder: Folder, records: ShardStore, tokenizer: TextTokenizer, latents: LatentStore | None
-) -> dict[str, int]:
+def _write(folder: Path, records: ShardStore, tokenizer: TextTokenizer, latents: LatentStore | None) -> dict[str, int]:
+    for part, split in itertools.product(("texts", "tokens", "latents"), SPLITS):
+        (folder / part / split).mkdir(parents=True)
     lists: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     for start in range(0, len(records), _ROWS):
         rows = range(start, min(start + _ROWS, len(records)))
@@ -79,27 +77,13 @@ def _write(
             listed = lists[record["split"]]
             paths = paths_of(record["split"], len(listed))
             ids = values[first : min(end, first + tokenizer.max_length)].astype(np.int32)
-            folder.write(paths["text_path"], record["text"].encode("utf-8"))
-            folder.write(paths["token_path"], _bytes_of(np.savez, input_ids=ids))
+            (folder / paths["text_path"]).write_bytes(record["text"].encode("utf-8"))
+            np.savez(folder / paths["token_path"], input_ids=ids)
             if vector is None:
                 paths.pop("latent_path")
             else:
-                folder.write(paths["latent_path"], _bytes_of(np.save, arr=vector, allow_pickle=False))
+                np.save(folder / paths["latent_path"], vector, allow_pickle=False)
             listed.append({"id": record["id"], **paths, "source": record["source"], "meta": record["meta"]})
     for split, listed in lists.items():
-        folder.write(LISTS[split], json.dumps(listed, ensure_ascii=False, indent=0).encode("utf-8"))
-    folder.close()
+        (folder / LISTS[split]).write_text(json.dumps(listed, ensure_ascii=False, indent=0), encoding="utf-8")
     return {split: len(listed) for split, listed in lists.items()}
-
-
-def _bytes_of(save: Any, **arrays: Any) -> bytes:
-    sink = io.BytesIO()
-    save(sink, **arrays)
-    return sink.getvalue()
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ import os
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 from mm_ldlm.core import SourceError, UnsafePathError
 from mm_ldlm.core.files import InputFile, check_name, inside, problem
@@ -20,18 +20,18 @@ Item = dict[str, Any]
 
 
 class Folder:
-    """The files of a layout; close it after use. Mode "w" writes a new folder or archive."""
+    """The files of a layout; close it after use."""
 
-    def __init__(self, path: str | Path, mode: Literal["r", "w"] = "r") -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._zip: zipfile.ZipFile | None = None
         self._members: dict[str, zipfile.ZipInfo] = {}
-        if os.path.isdir(path) or (mode == "w" and self.path.suffix != ".zip"):
+        if os.path.isdir(path):
             return
         remedy = "Give a folder or a .zip of the folder layout."
         file = InputFile(path, remedy=remedy, error=SourceError)
         try:
-            self._zip = zipfile.ZipFile(path if mode == "w" else file.check(), mode)
+            self._zip = zipfile.ZipFile(file.check())
         except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
             file.refuse("a folder or a .zip", f"another file, or a damaged one ({error})")
         for member in self._zip.infolist():
@@ -41,7 +41,7 @@ class Folder:
             self._members[name] = member
 
     def close(self) -> None:
-        """Finish an archive."""
+        """Close an archive."""
         if self._zip is not None:
             self._zip.close()
 
@@ -77,15 +77,6 @@ class Folder:
             raise FileNotFoundError(name)
         with self._zip.open(member) as opened:
             return opened.read(most)
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write one file."""
-        if self._zip is not None:
-            self._zip.writestr(name, data)
-            return
-        target = self.path / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
 
     def names(self, below: str) -> list[str]:
         """List everything below a folder, such as "texts", that is not a folder, sorted."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,10 @@ from mm_ldlm.data.encoders.base import (
     no_encoder,
     side_folder,
 )
+from mm_ldlm.data.latents.config import ExtractConfig
+from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.extras.own_vectors.store import VectorStore
-
-if TYPE_CHECKING:
-    from mm_ldlm.data.latents.config import ExtractConfig
-    from mm_ldlm.data.store import Manifest, ShardStore
 
 
 @config

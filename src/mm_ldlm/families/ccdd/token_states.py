@@ -21,7 +21,7 @@ from mm_ldlm.core import EncoderError, Workers, config
 from mm_ldlm.data.encoders.base import EncoderConfig, EncodesTokens
 from mm_ldlm.data.features import Feature, Field, Inputs, standardised
 from mm_ldlm.data.latents.config import StoredType
-from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
+from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import Manifest, ShardStore, fixed_lists
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.data.store.writer import Parts
@@ -97,10 +97,6 @@ class TokenStates(Feature):
     @property
     def variant(self) -> str:
         return self.ccdd.dtype
-
-    @property
-    def standardisation(self) -> NormaliserConfig:
-        return NormaliserConfig(kind="standard")
 
     @classmethod
     def field(cls, store: ShardStore, tokens: ShardStore) -> Field:
