@@ -312,9 +312,8 @@ class Merger:
         self.config, self.counts, self.side = config, counts, side
         self._ids, self._forms = DigestMap(), DigestMap()
         self._near = None if config.near_duplicates is None else NearDuplicates(config.near_duplicates)
-        self._accepted: list[tuple[str, str, str, str, str | None]] = []
-        self._refused: list[tuple[str, str, int, str, str, str]] = []
-        self._values: list[Any] = []
+        self._accepted, self._refused = list[dict[str, Any]](), list[dict[str, Any]]()
+        self._values = list[Any]()
 
     def merge(self, prepared: Prepared) -> None:
         """Sort the rows of the next chunk into accepted, duplicate and quarantined."""
@@ -327,7 +326,10 @@ class Merger:
             counts.sources[source]["quarantined"] += 1
             counts.quarantined_by_reason[bad.reason] += 1
             counts.first_example_by_reason.setdefault(bad.reason, f"{file}, line {bad.line}: {detail}")
-            self._refused.append((source, file, bad.line, bad.reason, detail, bad.excerpt))
+            self._refused.append(
+                {"source": source, "file": file, "line": bad.line, "reason": bad.reason, "detail": detail,
+                 "excerpt": bad.excerpt}
+            )  # fmt: skip
         for _, pieces in itertools.groupby(prepared.candidates, key=lambda candidate: candidate.document):
             self._merge_document(list(pieces))
 
@@ -349,7 +351,9 @@ class Merger:
                 accepted.append(signature)
                 counts.sources[source]["accepted"] += 1
                 counts.splits[split] += 1
-                self._accepted.append((identity.hex(), row.text, source, split, meta))
+                self._accepted.append(
+                    {"id": identity.hex(), "text": row.text, "source": source, "split": split, "meta": meta}
+                )
                 self._values.append(row.vector)
                 continue
             counts.sources[source]["duplicates"] += 1
@@ -377,10 +381,12 @@ class Merger:
 
     def take_tables(self) -> dict[str, pa.Table]:
         """Return the rows accepted and refused since the last call, and their values for the side store."""
-        named = (("records", self._accepted, RECORD_SCHEMA), ("quarantine", self._refused, QUARANTINE_SCHEMA))
-        tables = {name: _table(rows, schema) for name, rows, schema in named}
+        tables = {
+            "records": pa.Table.from_pylist(self._accepted, schema=RECORD_SCHEMA),
+            "quarantine": pa.Table.from_pylist(self._refused, schema=QUARANTINE_SCHEMA),
+        }
         if self.side is not None:
-            tables["side"] = self.side.table([row[0] for row in self._accepted], self._values)
+            tables["side"] = self.side.table([row["id"] for row in self._accepted], self._values)
         self._accepted, self._refused, self._values = [], [], []
         return tables
 
@@ -402,9 +408,3 @@ class Merger:
                 self._remember(bytes.fromhex(identity), form, number, signature)
                 accepted.append(signature)
             self._remember_document(accepted, number)
-
-
-def _table(rows: list[Any], schema: pa.Schema) -> pa.Table:
-    columns = zip(*rows, strict=True) if rows else [()] * len(schema)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.table(arrays, schema=schema)

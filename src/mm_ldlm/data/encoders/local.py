@@ -108,8 +108,53 @@ class LocalEncoderConfig:
         )
 
     def locate(self, *, expected: str | None = None) -> LocatedWeights:
-        """Find the weights and check them; their fingerprint depends on their bytes and not on `expected`."""
-        return locate_weights(self)
+        """Find the weights and check them; their fingerprint depends on their bytes and not on `expected`.
+
+        Raises:
+            EncoderError: The weights are missing, or are not those that the spec names.
+        """
+        spec = REGISTRY.get(self.name)
+        source = spec.source if spec else self.name
+        revision = None if self.path else self.revision or (spec.revision if spec else None)
+        folder = _folder(self, source, revision)
+        if spec is None:
+            try:
+                spec = _spec_of_folder(self.name, source, revision, folder)
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+                raise EncoderError(
+                    f"encoder {self.name!r}: the description of its modules in {folder} cannot be read ({error}). "
+                    "Fetch the model again."
+                ) from None
+        if self.path is None and revision == spec.revision:
+            for name, digest in spec.digests:
+                if (found := file_sha256(folder / name) if (folder / name).is_file() else "no such file") != digest:
+                    raise EncoderError(
+                        f"encoder {spec.name!r}: expected {folder / name} with sha256 {digest}, found {found}. Install "
+                        "or fetch the weights again, or set encoder.path to use others."
+                    )
+        sizes = _read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+        spec = dataclasses.replace(
+            spec,
+            revision=revision,
+            prompt=spec.prompt if self.prompt is None else self.prompt,
+            language=self.language or spec.language,
+            max_length=min(self.max_length or spec.max_length, spec.max_length),
+            dim=next((sizes[key] for key in ("hidden_size", "d_model") if isinstance(sizes.get(key), int)), spec.dim),
+        )
+        truncate = None if self.truncate_dim == spec.dim else self.truncate_dim
+        if truncate is not None and spec.dim is not None and truncate > spec.dim:
+            raise EncoderError(
+                f"encoder {spec.name!r}: truncate_dim={truncate}, but its vectors have {spec.dim} dimensions. "
+                "Set encoder.truncate_dim to at most that."
+            )
+        files = {str(file.relative_to(folder)): file_sha256(file) for file in _deciding_files(folder)}
+        parts = {field: getattr(spec, field) for field in _DECIDING}
+        identity = fingerprint({"spec": parts, "truncate_dim": truncate, "dtype": self.dtype, "files": files})
+        return LocatedWeights(
+            name=spec.name, dim=truncate or spec.dim, normalised=spec.normalised, fingerprint=identity,
+            about={key: value for key, value in dataclasses.asdict(spec).items() if key != "digests"},
+            dtype=self.dtype, spec=spec, folder=folder, truncate_dim=truncate,
+        )  # fmt: skip
 
     def load(self, located: LocatedWeights, *, device: str | None = None) -> Encoder:
         """Load tokenizer and weights."""
@@ -121,56 +166,6 @@ class LocalEncoderConfig:
         return SentenceTransformersEncoder(
             located, device=chosen, max_length=self.max_length, batch_rows=self.batch_rows
         )
-
-
-def locate_weights(config: LocalEncoderConfig) -> LocatedWeights:
-    """Find the weights of an encoder and check them.
-
-    Raises:
-        EncoderError: The weights are missing, or are not those that the spec names.
-    """
-    spec = REGISTRY.get(config.name)
-    source = spec.source if spec else config.name
-    revision = None if config.path else config.revision or (spec.revision if spec else None)
-    folder = _folder(config, source, revision)
-    if spec is None:
-        try:
-            spec = _spec_of_folder(config.name, source, revision, folder)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise EncoderError(
-                f"encoder {config.name!r}: the description of its modules in {folder} cannot be read ({error}). Fetch "
-                "the model again."
-            ) from None
-    if config.path is None and revision == spec.revision:
-        for name, digest in spec.digests:
-            if (found := file_sha256(folder / name) if (folder / name).is_file() else "no such file") != digest:
-                raise EncoderError(
-                    f"encoder {spec.name!r}: expected {folder / name} with sha256 {digest}, found {found}. Install or "
-                    "fetch the weights again, or set encoder.path to use others."
-                )
-    sizes = _read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    spec = dataclasses.replace(
-        spec,
-        revision=revision,
-        prompt=spec.prompt if config.prompt is None else config.prompt,
-        language=config.language or spec.language,
-        max_length=min(config.max_length or spec.max_length, spec.max_length),
-        dim=next((sizes[key] for key in ("hidden_size", "d_model") if isinstance(sizes.get(key), int)), spec.dim),
-    )
-    truncate = None if config.truncate_dim == spec.dim else config.truncate_dim
-    if truncate is not None and spec.dim is not None and truncate > spec.dim:
-        raise EncoderError(
-            f"encoder {spec.name!r}: truncate_dim={truncate}, but its vectors have {spec.dim} dimensions. "
-            "Set encoder.truncate_dim to at most that."
-        )
-    files = {str(file.relative_to(folder)): file_sha256(file) for file in _deciding_files(folder)}
-    parts = {field: getattr(spec, field) for field in _DECIDING}
-    identity = fingerprint({"spec": parts, "truncate_dim": truncate, "dtype": config.dtype, "files": files})
-    return LocatedWeights(
-        name=spec.name, dim=truncate or spec.dim, normalised=spec.normalised, fingerprint=identity, dtype=config.dtype,
-        about={key: value for key, value in dataclasses.asdict(spec).items() if key != "digests"},
-        spec=spec, folder=folder, truncate_dim=truncate,
-    )  # fmt: skip
 
 
 def _folder(config: LocalEncoderConfig, source: str, revision: str | None) -> Path:

@@ -232,8 +232,7 @@ class Normalisers(dict[str, Normaliser]):
 
 def norms(standard_nd: npt.NDArray[Any]) -> Matrix:
     """Compute the root mean square (n,) of the coordinates of standardised latents; about 1 for training data."""
-    found: Matrix = np.sqrt(np.square(standard_nd.astype(np.float64)).mean(axis=1))
-    return found
+    return np.asarray(np.sqrt(np.square(standard_nd.astype(np.float64)).mean(axis=1)))
 
 
 # -- fitting -----------------------------------------------------------------------------------------------------------
@@ -309,24 +308,18 @@ def _moments(pieces: Iterator[Matrix], *, full: bool) -> tuple[Matrix, Matrix]:
     return mean_d, moments
 
 
-def one_scale_part(rows: int, dim: int) -> float:
-    """Part of one scale for all dimensions in a whitening: 1 up to a row for each dimension, 0 from `ENOUGH` on.
-
-    With about as many rows as dimensions, their covariance has axes of almost no variance that only this sample has.
-    Whitening by it gives other texts standard deviations of 10 to 100 there.
-    """
-    return float(np.clip((ENOUGH * dim / max(rows, 1) - 1) / (ENOUGH - 1), 0, 1))
-
-
 def _whitening(mean_d: Matrix, covariance_dd: Matrix, *, rows: int, unit_norm: bool) -> Normaliser:
     """Compute W = V diag(1/√λ'): principal axes with unit variance. Axes without variance keep their scale.
 
-    With few rows, λ' is a mixture of the variances λ and of their mean, scaled so that the variance after it is still 1
-    on average.
+    With about as many rows as dimensions, their covariance has axes of almost no variance that only this sample has.
+    Whitening by it gives other texts standard deviations of 10 to 100 there. With few rows, λ' is therefore a mixture
+    of the variances λ and of their mean, scaled so that the variance after it is still 1 on average: only the mean up
+    to a row for each dimension, only λ from `ENOUGH` rows on.
     """
     values, axes = np.linalg.eigh(covariance_dd)
     values, axes = np.maximum(values[::-1], 0), axes[:, ::-1]
-    if (part := one_scale_part(rows, len(values))) > 0 and values.max() > 0:
+    part = float(np.clip((ENOUGH * len(values) / max(rows, 1) - 1) / (ENOUGH - 1), 0, 1))
+    if part > 0 and values.max() > 0:
         log.info(
             "%s training vectors are few to whiten %s dimensions: the normaliser is a mixture of %.0f %% one scale for "
             "all dimensions and %.0f %% whitening; from %s vectors on it is whitening alone",

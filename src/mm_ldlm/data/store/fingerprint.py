@@ -8,19 +8,16 @@ from typing import Any
 from mm_ldlm.core import to_dict
 
 
-def canonical_json(value: Any) -> str:
-    """Return canonical JSON: sorted keys, no spaces, dataclasses as mappings, paths as strings, no NaN."""
-    return json.dumps(
+def fingerprint(value: Any) -> str:
+    """Return the first 32 hexadecimal digits of the sha256 of a value as canonical JSON.
+
+    It has sorted keys, no spaces and no NaN; dataclasses are mappings, and paths are strings. Names of files whose
+    bytes are not UTF-8 have lone surrogates, which are encoded as they are.
+    """
+    text = json.dumps(
         to_dict(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain
     )
-
-
-def fingerprint(value: Any) -> str:
-    """Return the first 32 hexadecimal digits of the sha256 of the canonical JSON.
-
-    Names of files whose bytes are not UTF-8 have lone surrogates, which are encoded as they are.
-    """
-    return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def file_sha256(path: str | Path) -> str:

@@ -247,15 +247,16 @@ def check_spots(subject: Subject, latents: ShardStore) -> Iterator[Finding]:
     if (reason := no_encoder(subject.encoder)) is not None or located is None:
         yield Finding("info", "spot re-encoding", f"No row was encoded again: {reason}")
         return
-    rows = spread(len(latents), config.spot_rows, seed=subject.seed)
-    stored = latents.fixed("latent").take(rows).astype(np.float64)
+    column, rows = latents.fixed("latent"), spread(len(latents), config.spot_rows, seed=subject.seed)
+    stored = column.take(rows).astype(np.float64)
     usable = np.isfinite(stored).all(1)
     rows, stored = rows[usable], stored[usable]
     if not len(rows):
         return
     again = subject.encoder.load(located).encode(records.strings("text").take(rows)).astype(np.float64)
     distance = np.linalg.norm(again - stored, axis=1) / np.maximum(np.linalg.norm(again, axis=1), 1e-12)
-    tolerance = config.spot_tolerance or default_tolerance(latents.fixed("latent").dtype.name, located.dtype)
+    exact = 3e-3 if column.dtype == np.float16 else 1e-4
+    tolerance = config.spot_tolerance or (exact if located.dtype == "float32" else 5e-2)
     bad = np.flatnonzero(distance > tolerance)
     if not len(bad):
         yield Finding(
@@ -285,12 +286,6 @@ def spread(rows: int, size: int, *, seed: int) -> Ints:
     random = np.random.default_rng(seed)
     edges = np.linspace(0, rows, min(size, rows) + 1).astype(np.int64)
     return np.unique([int(random.integers(low, max(high, low + 1))) for low, high in itertools.pairwise(edges)])
-
-
-def default_tolerance(stored: str, computed: str) -> float:
-    """Return the relative distance that rounding explains."""
-    exact = 3e-3 if stored == "float16" else 1e-4
-    return exact if computed == "float32" else 5e-2
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

@@ -6,12 +6,8 @@ unless the parameters name an encoder for new texts: search, re-embedding, STS a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
-
-import numpy as np
-import numpy.typing as npt
 
 from mm_ldlm.core import EncoderError, InvalidValue, Size, config, to_dict
 from mm_ldlm.data.encoders.base import (
@@ -97,7 +93,7 @@ class PrecomputedEncoderConfig:
         )
 
     def load(self, located: LocatedEncoder, *, device: str | None = None) -> Encoder:
-        """Load the encoder for new texts.
+        """Load the encoder for new texts, under the fingerprint of the declared one.
 
         Raises:
             EncoderError: there is none, or its vectors have another dimension.
@@ -110,30 +106,5 @@ class PrecomputedEncoderConfig:
                 f"expected vectors of dimension {self.dim} from the encoder for new texts, like those of "
                 f"'{self.name}', found dimension {encoder.dim}. Correct encoder.for_new_texts."
             )
-        return _ForNewTexts(encoder, located)
-
-
-class _ForNewTexts(Encoder):
-    """The encoder for new texts, under the fingerprint of the declared one."""
-
-    def __init__(self, encoder: Encoder, declared: LocatedEncoder) -> None:
-        super().__init__(declared)
-        self._encoder, self.dim, self.max_length = encoder, encoder.dim, encoder.max_length
-
-    def prepare(self, sentences: Sequence[str]) -> Any:
-        return self._encoder.prepare(sentences)
-
-    def run(self, prepared: Any) -> npt.NDArray[np.float32]:
-        """Return (n, d) float32 in the order of the sentences."""
-        return self._encoder.run(prepared)
-
-    def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return (n, d) float32 in the order of the sentences."""
-        return self._encoder.encode(sentences)
-
-    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
-        return self._encoder.count_tokens(sentences)
-
-    def verify(self) -> None:
-        """Check that the encoder has not changed since it was loaded."""
-        self._encoder.verify()
+        encoder.located = located
+        return encoder

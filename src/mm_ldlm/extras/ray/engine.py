@@ -37,7 +37,6 @@ from mm_ldlm.extras.ray import task as ray_task
 
 log = logging.getLogger(__name__)
 
-_INSTALL = ray_task.INSTALL
 _ADDRESS = "RAY_ADDRESS"
 _ATTEMPTS = "RAY_gcs_server_port_wait_time_s"
 """Variable of Ray: attempts to reach the head, of about 40 s each; 20 by default."""
@@ -76,7 +75,8 @@ class RayEngineConfig:
     def missing(self) -> str | None:
         if importlib.util.find_spec("ray") is None:
             return (
-                f"the engine ray needs the package 'ray', which is not installed. Install it on every host: {_INSTALL}."
+                "the engine ray needs the package 'ray', which is not installed. Install it on every host: "
+                f"{ray_task.INSTALL}."
             )
         return None
 
@@ -126,7 +126,7 @@ class RayEngineConfig:
         except (RuntimeError, ValueError) as error:  # among others: other versions of Python or Ray
             raise ConfigurationError(
                 f"this process cannot join the Ray cluster at {address}: {reason_of(error)}. Python and Ray must "
-                f"have the same versions on every node: {_INSTALL}."
+                f"have the same versions on every node: {ray_task.INSTALL}."
             ) from None
 
 

@@ -41,20 +41,17 @@ def call(key: str, function: list[Any], expected: Mapping[str, str], folder: str
     if key not in _functions:
         import ray
 
-        refuse_other_versions(expected, versions(), node=ray.util.get_node_ip_address())
+        found = versions()
+        other = [f"{name} {found.get(name, 'missing')} (here {here})" for name, here in expected.items()
+                 if found.get(name) != here]  # fmt: skip
+        if other:
+            raise ConfigurationError(
+                "expected the same packages on every node of the Ray cluster, found on "
+                f"{ray.util.get_node_ip_address()}: {', '.join(other)}. Install them from one file everywhere: "
+                f"{INSTALL}."
+            )
         if os.path.isdir(folder):
             os.chdir(folder)
         _functions.clear()
         _functions[key] = ray.get(function[0])
     return _functions[key](task)
-
-
-def refuse_other_versions(expected: Mapping[str, str], found: Mapping[str, str], *, node: str) -> None:
-    """Raise ConfigurationError if a node has other versions than the process that started the run."""
-    other = [f"{name} {found.get(name, 'missing')} (here {here})" for name, here in expected.items()
-             if found.get(name) != here]  # fmt: skip
-    if other:
-        raise ConfigurationError(
-            f"expected the same packages on every node of the Ray cluster, found on {node}: {', '.join(other)}. "
-            f"Install them from one file everywhere: {INSTALL}."
-        )

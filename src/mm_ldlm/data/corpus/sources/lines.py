@@ -1,14 +1,13 @@
 """Text files, plain or compressed, and lines of bounded size, which the other sources of text read as well."""
 
 import functools
-import gzip
 import io
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, NamedTuple, cast
 
 import numpy as np
+import pyarrow as pa
 
 from mm_ldlm.core import InvalidValue, SourceError, checked, config
 from mm_ldlm.core.files import InputFile
@@ -40,6 +39,7 @@ def _encoding(name: str) -> str:
 Encoding = Annotated[str, checked(_encoding)]
 """An encoding of text; a file in UTF-16 is converted first (iconv)"""
 _BUFFER = 1 << 20
+_CODECS = {".gz": "gzip", ".zst": "zstd"}
 _UTF8_MARK = b"\xef\xbb\xbf"
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 """Byte order marks of UTF-16 and UTF-32, in which a line break is not one byte"""
@@ -97,20 +97,16 @@ class TextConfig(SourceConfig):
                 f"source '{self.label}': expected one text file for the vectors in {self.vectors}, found several. Set "
                 f"the source's 'vectors' to {BESIDE}, and give each text file a .npy file of the same name."
             )
-        plain = path.with_suffix("") if path.suffix in (".gz", ".zst") else path
+        plain = path.with_suffix("") if path.suffix in _CODECS else path
         return self.file(plain.with_suffix(".npy") if self.vectors == BESIDE else str(self.vectors), key="vectors")
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open a file for reading bytes; .gz and .zst files are decompressed."""
-    if path.suffix == ".gz":
-        return cast(BinaryIO, io.BufferedReader(cast(Any, gzip.open(path, "rb")), _BUFFER))
-    if path.suffix == ".zst":
-        import pyarrow as pa  # detects truncated archives, which the zstandard package's reader does not
-
-        stream = pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
-        return cast(BinaryIO, io.BufferedReader(cast(Any, stream), _BUFFER))
-    return open(path, "rb", buffering=_BUFFER)
+    """Open a file for reading bytes; .gz and .zst files are decompressed, and truncated ones are detected."""
+    if path.suffix not in _CODECS:
+        return open(path, "rb", buffering=_BUFFER)
+    stream = pa.CompressedInputStream(pa.OSFile(str(path)), _CODECS[path.suffix])
+    return cast(BinaryIO, io.BufferedReader(cast(Any, stream), _BUFFER))
 
 
 class Line(NamedTuple):
@@ -164,9 +160,9 @@ def read_lines(path: Path, *, encoding: str, max_bytes: int, whole: bool = False
                 else:
                     yield Line(number, '"' * (quotes % 2), BadRow(str(path), number, *fault, excerpt(raw)))
                 offset += size
-            if path.suffix not in (".gz", ".zst") and offset != (found := path.stat().st_size):
+            if path.suffix not in _CODECS and offset != (found := path.stat().st_size):
                 raise OSError(f"{offset} bytes were read, but the file has {found} now: it changed while it was read")
-    except (EOFError, zlib.error, OSError) as error:
+    except OSError as error:
         raise damaged(path, number, error) from None
 
 
