@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.corpus.examples import ingested, jsonl
 
-from mm_ldlm.core import ConfigurationError, StoreError, parse
+from mm_ldlm.core import StoreError, parse
 from mm_ldlm.data.corpus import byte_level
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 from mm_ldlm.data.corpus.tokens import build_tokenizer
@@ -68,11 +68,6 @@ def test_ingestion_trains_on_the_training_texts_once(tmp_path: Path, monkeypatch
     (tmp_path / "records" / byte_level.FILE).unlink()
     with pytest.raises(StoreError, match="ingestion"):
         build_tokenizer(made.records, limits)
-
-
-def test_a_vocabulary_of_the_corpus_is_not_reduced(refuses: Any) -> None:
-    with refuses(ConfigurationError, "reduce_vocabulary"):
-        parse(TokenizerConfig, {**KEYS, "reduce_vocabulary": True}, at="tokenizer")
 
 
 def test_tokens_as_plain_text_have_no_marks() -> None:

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import random
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.damage import damaged_bytes
 from tests.data.corpus.examples import disk, read, reasons, texts
 
 from mm_ldlm.core import SourceError, UnsafePathError
@@ -159,29 +159,6 @@ def rich_table(count: int) -> pa.Table:
     )
 
 
-def damaged(original: bytes, draw: random.Random) -> bytes:
-    """The bytes with flipped bits, cut, zeroed or repeated, or with numbers that are likely to be offsets and counts."""
-    data, size = bytearray(original), len(original)
-    place, other = draw.randrange(size) // 8 * 8, draw.randrange(size)
-    match draw.randrange(6):
-        case 0:
-            for _ in range(draw.choice((1, 1, 4, 32))):
-                data[draw.randrange(size)] ^= 1 << draw.randrange(8)
-        case 1:
-            del data[place:]
-        case 2:
-            number = draw.choice((0, 1, -1, 2**31 - 1, -(2**31), draw.randrange(2**31), size, 10**6))
-            data[place : place + 4] = struct.pack("<i", number)
-        case 3:
-            number = draw.choice((-1, 2**63 - 1, -(2**63), 2**40, draw.randrange(2**62), size + 8))
-            data[place : place + 8] = struct.pack("<q", number)
-        case 4:
-            data[place : place + draw.randrange(1, 200)] = bytes(draw.randrange(1, 200))
-        case _:
-            data[place : place + 64] = data[other : other + 64]
-    return bytes(data)
-
-
 @pytest.mark.parametrize("cases", [40, pytest.param(1800, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("kind", "compression"),
@@ -195,7 +172,7 @@ def test_damage_is_refused_or_loses_no_row(tmp_path: Path, kind: str, compressio
     keys |= {"meta_columns": table.schema.names[2:]}
     changes = ({"columns": ["text", "more"]}, {"label_column": "word"}, {"columns": ["missing"]})
     for case in range(cases):
-        (tmp_path / "a").write_bytes(damaged(original, random.Random(f"{cases} {case}")))
+        (tmp_path / "a").write_bytes(damaged_bytes(original, random.Random(f"{cases} {case}")))
         for change in changes:
             try:
                 rows = read({**keys, **change})

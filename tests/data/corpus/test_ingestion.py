@@ -5,7 +5,9 @@ import concurrent.futures
 import contextlib
 import json
 import multiprocessing
+import os
 import random
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.corpus.examples import ingested, jsonl, written
+from tests.kills import kills
 
-from mm_ldlm.core import ConfigurationError, SourceError, config, files, parse
+from mm_ldlm.core import ConfigurationError, SourceError, config, parse
 from mm_ldlm.data.corpus import ingestion
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.ingestion import conservation
@@ -230,46 +233,21 @@ def test_the_bytes_do_not_depend_on_the_workers(
     assert {**one.report, "seconds": 0, "rows_per_second": 0} == {**two.report, "seconds": 0, "rows_per_second": 0}
 
 
-class Killed(BaseException):
-    pass
-
-
 def test_pitfall_22_the_bytes_do_not_depend_on_where_a_run_was_killed(
     tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every write is interrupted once, before and after the file has its name."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     sources = [lines(tmp_path, *mixed(60), name="a"), lines(tmp_path, *mixed(40, seed=1), name="b", max_samples=35)]
-    expected = ingested(tmp_path / "whole", *sources, **KEYS)
-    replace, kills = files.os.replace, 0
-    for late in (False, True):
-        for number in range(100):
-            written = iter(range(10**6))
-
-            def kill(
-                source: Any, target: Any, number: int = number, written: Iterator[int] = written, late: bool = late
-            ) -> None:
-                due = next(written) == number
-                if due and not late:
-                    raise Killed
-                replace(source, target)
-                if due:
-                    raise Killed
-
-            monkeypatch.setattr(files.os, "replace", kill)
-            folder = tmp_path / f"{late}-{number}"
-            try:
-                ingested(folder, *sources, **KEYS)
-            except Killed:
-                kills += 1
-            else:
-                break
-            monkeypatch.setattr(files.os, "replace", replace)
+    expected, folder = ingested(tmp_path / "whole", *sources, **KEYS), tmp_path / "killed"
+    for number in kills(lambda: ingested(folder, *sources, **KEYS)):
+        if number % 3 == 0:  # otherwise the next process continues, and is killed later
             found = ingested(folder, *sources, **KEYS)
             assert contents(folder) == contents(tmp_path / "whole")
             assert found.report["splits"] == expected.report["splits"]
             assert found.report["sources"] == expected.report["sources"]
-        monkeypatch.setattr(files.os, "replace", replace)
-    assert kills > 20
+            shutil.rmtree(folder)
+    assert contents(folder) == contents(tmp_path / "whole")
+    assert number > 40
 
 
 def test_an_unfinished_run_of_other_inputs_or_with_a_damaged_shard_begins_again(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.damage import damaged_bytes
 from tests.data.corpus.examples import described, example_of, ingested, read, texts, written
 
 from mm_ldlm.core import SourceError, UnsafePathError
@@ -92,11 +93,11 @@ def test_hostile_bytes_end_in_quarantine_or_in_one_error(kind: str, tmp_path: Pa
     keys = written(kind, tmp_path / "whole", rows_of(*(f"text {number}" for number in range(7))))
     files = sorted(path for path in (tmp_path / "whole").rglob("*") if path.is_file())
     draw, messages = random.Random(kind), list[str]()
-    for number in range(60):
+    for _ in range(60):
         shutil.rmtree(tmp_path / "copy", ignore_errors=True)
         shutil.copytree(tmp_path / "whole", tmp_path / "copy")
         path = tmp_path / "copy" / draw.choice(files).relative_to(tmp_path / "whole")
-        path.write_bytes(damaged(path.read_bytes(), number % 6, draw))
+        path.write_bytes(damaged_bytes(path.read_bytes(), draw))
         moved = {name: str(value).replace("whole", "copy") for name, value in keys.items()}
         try:
             found = read(moved, max_row_bytes=500)
@@ -108,23 +109,6 @@ def test_hostile_bytes_end_in_quarantine_or_in_one_error(kind: str, tmp_path: Pa
             assert isinstance(row, BadRow) or isinstance(row.text, str)
     assert len(messages) < 60
     assert all(str(tmp_path / "copy") in message for message in messages)
-
-
-def damaged(raw: bytes, how: int, draw: random.Random) -> bytes:
-    place, other = draw.randrange(len(raw) + 1), draw.randbytes(draw.randrange(1, 40))
-    match how:
-        case 0:
-            return raw[:place]
-        case 1:
-            return raw[:place] + other + raw[place:]
-        case 2:
-            return raw[:place] + bytes(byte ^ 255 for byte in raw[place : place + 4]) + raw[place + 4 :]
-        case 3:
-            return raw + raw
-        case 4:
-            return other
-        case _:
-            return raw[:place] + b"\xff\x00\"\n,'{" + raw[place:]
 
 
 @pytest.mark.parametrize("kind", LOCAL)

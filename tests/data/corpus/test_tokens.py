@@ -1,6 +1,7 @@
 """The token store: rows of the records, counts of the splits, and the same bytes after any interruption."""
 
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 
 import pytest
 from tests.data.corpus.examples import Ingested, ingested, jsonl
+from tests.kills import kills
 
-from mm_ldlm.core import FingerprintError, StoreError, files, parse
+from mm_ldlm.core import FingerprintError, StoreError, parse
 from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
 from mm_ldlm.data.corpus.tokens import build_tokenizer, ingestion_report, tokenize_records
 from mm_ldlm.data.store import ShardStore
@@ -69,35 +71,16 @@ def test_a_reduced_vocabulary_has_the_tokens_of_training_texts(made: Ingested) -
     assert build_tokenizer(made.records, limits(reduce_vocabulary=False)).vocab_size == 30_522
 
 
-class Killed(BaseException):
-    pass
-
-
-def test_pitfall_22_a_killed_run_continues_and_ends_with_the_same_bytes(
-    made: Ingested, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = build_tokenizer(made.records, limits())
+def test_pitfall_22_a_killed_run_continues_and_ends_with_the_same_bytes(made: Ingested, tmp_path: Path) -> None:
+    tokenizer, folder = build_tokenizer(made.records, limits()), tmp_path / "killed"
     expected = tokenize_records(made.records, tokenizer, limits(), tmp_path / "whole")
-    replace = files.os.replace
-    for number in range(100):
-        count = iter(range(10**6))
-
-        def kill(source: Any, target: Any, number: int = number, count: Any = count) -> None:
-            replace(source, target)
-            if next(count) == number:
-                raise Killed
-
-        monkeypatch.setattr(files.os, "replace", kill)
-        folder = tmp_path / str(number)
-        try:
-            tokenize_records(made.records, tokenizer, limits(), folder)
-            break
-        except Killed:
-            monkeypatch.setattr(files.os, "replace", replace)
-        assert tokenize_records(made.records, tokenizer, limits(), folder) == expected
-        for shard in expected.shards:
-            assert (folder / shard.name).read_bytes() == (tmp_path / "whole" / shard.name).read_bytes()
-    assert number > 5
+    for number in kills(lambda: tokenize_records(made.records, tokenizer, limits(), folder)):
+        if number % 2 == 0:  # otherwise the next process continues, and is killed later
+            assert tokenize_records(made.records, tokenizer, limits(), folder) == expected
+            for shard in expected.shards:
+                assert (folder / shard.name).read_bytes() == (tmp_path / "whole" / shard.name).read_bytes()
+            shutil.rmtree(folder)
+    assert number > 15
 
 
 def test_records_of_other_limits_and_reports_of_other_records_are_refused(

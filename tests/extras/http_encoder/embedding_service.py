@@ -13,15 +13,39 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
-import pytest
 
-from mm_ldlm.extras.http_encoder import client as http_client
 from mm_ldlm.extras.http_encoder.probes import SENTENCES
 
 DIM = 12
 Vectors = Callable[[str], np.ndarray]
 Fault = Callable[[int, list[str]], str | None]
 """Number of the request, from 0, and its texts → name of a fault, or None."""
+
+
+CHANGES: dict[str, Callable[[list[Any]], Any]] = {
+    "reordered": lambda found: found.reverse(),
+    "duplicate": lambda found: found[-1].update(index=0),
+    "missing": lambda found: found.pop(),
+    "surplus": lambda found: found.append(dict(found[-1])),
+    "beyond": lambda found: found[-1].update(index=len(found)),
+    "no_index": lambda found: found[-1].pop("index"),
+    "index_text": lambda found: found[-1].update(index="0"),
+    "dimension": lambda found: found[-1]["embedding"].pop(),
+    "no_numbers": lambda found: found[-1].update(embedding=[None] * DIM),
+    "text": lambda found: found[-1].update(embedding="~not base64~"),
+    "empty": lambda found: found[-1].update(embedding=[]),
+    "nan": lambda found: found[-1].update(embedding=[float("nan")] * DIM),
+    "overflow": lambda found: found[-1].update(embedding=[1e300] * DIM),
+}
+"""Faults of the vectors in an answer"""
+CONTENTS: dict[str, Callable[[bytes], bytes]] = {
+    "not_json": lambda content: content[: len(content) // 2],
+    "html": lambda content: b"<html>Welcome</html>",
+    "list": lambda content: b"[1, 2]",
+    "error_in_200": lambda content: b'{"error": {"message": "overloaded"}}',
+    "huge": lambda content: content + b" " * 2_000_000,
+}
+"""Faults of the bytes of an answer"""
 
 
 def unit(text: str, *, salt: str = "", dim: int = DIM) -> np.ndarray:
@@ -72,16 +96,7 @@ class Service:
             self.send(handler, int(status), message, {"Retry-After": after} if after else {})
             return
         content = json.dumps({"object": "list", "data": self.data(body, fault), "model": body["model"]}).encode()
-        if fault == "not_json":
-            content = content[: len(content) // 2]
-        if fault == "html":
-            content = b"<html>Welcome</html>"
-        if fault == "list":
-            content = b"[1, 2]"
-        if fault == "error_in_200":
-            content = b'{"error": {"message": "overloaded"}}'
-        if fault == "huge":
-            content += b" " * 2_000_000
+        content = CONTENTS.get(str(fault), lambda content: content)(content)
         if fault in ("silent", "drip_headers", "drip_content"):
             self.drip(handler, fault, content)
             return
@@ -95,34 +110,7 @@ class Service:
             if body.get("encoding_format") == "base64":
                 encoded = base64.b64encode(vector.astype("<f4").tobytes()).decode()
             found.append({"object": "embedding", "index": index, "embedding": encoded})
-        last = found[-1]
-        match fault:
-            case "reordered":
-                found = found[::-1]
-            case "duplicate":
-                last["index"] = 0
-            case "missing":
-                found.pop()
-            case "surplus":
-                found.append(dict(last))
-            case "beyond":
-                last["index"] = len(found)
-            case "no_index":
-                del last["index"]
-            case "index_text":
-                last["index"] = "0"
-            case "dimension":
-                last["embedding"] = last["embedding"][:-1]
-            case "no_numbers":
-                last["embedding"] = [None] * DIM
-            case "text":
-                last["embedding"] = "~not base64~"
-            case "empty":
-                last["embedding"] = []
-            case "nan":
-                last["embedding"] = [float("nan")] * DIM
-            case "overflow":
-                last["embedding"] = [1e300] * DIM
+        CHANGES.get(str(fault), len)(found)
         return found
 
     @staticmethod
@@ -185,11 +173,3 @@ def running() -> Iterator[Service]:
     finally:
         server.shutdown()
         server.server_close()
-
-
-@pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    """A running service, to which failed requests are repeated almost at once."""
-    monkeypatch.setattr(http_client, "FIRST_WAIT", 0.002)
-    with running() as found:
-        yield found
