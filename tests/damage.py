@@ -1,46 +1,39 @@
 """Damaged files: bytes of any file, and JSON documents in which each value in turn is replaced by wrong ones."""
 
-import copy
+import json
 import random
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+from mm_ldlm.core import MMLDLMError
 
 WRONG: tuple[Any, ...] = (None, True, -1, 2**63, 1.5, 1e308, "", "x", "../x", [], [None], {}, {"a": []})
 """Values of every type, and numbers that no count may have."""
 
 
-def damaged(document: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (what was changed, a copy): every value of a document replaced by each wrong one, and every key removed."""
-    for path in _paths(document):
-        for wrong in WRONG:
-            yield f"{path}={wrong!r}", _changed(document, path, wrong)
-        if path:
-            yield f"{path} removed", _changed(document, path, _REMOVED)
+def damaged(document: Any) -> Iterator[Any]:
+    """Yield copies of a document: every value in it replaced by each wrong one, and every key removed."""
+    yield from WRONG
+    if isinstance(document, list) and document:
+        yield document[1:]
+        yield from ([wrong, *document[1:]] for wrong in damaged(document[0]))
+    for key in document if isinstance(document, dict) else ():
+        yield {name: value for name, value in document.items() if name != key}
+        yield from ({**document, key: wrong} for wrong in damaged(document[key]))
 
 
-_REMOVED = object()
-
-
-def _paths(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield before
-    inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
-    for key, item in inner:
-        yield from _paths(item, (*before, key))
-
-
-def _changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
-    if not path:
-        return value
-    made = copy.deepcopy(document)
-    place = made
-    for key in path[:-1]:
-        place = place[key]
-    if value is _REMOVED:
-        del place[path[-1]]
-    else:
-        place[path[-1]] = value
-    return made
+def refused_or_harmless(path: Path, read: Callable[[], Any], *named: Any) -> None:
+    """Damage a JSON file: `read` returns the same each time, or its refusal has one of the names."""
+    text, expected = path.read_text(), read()
+    for wrong in damaged(json.loads(text)):
+        path.write_text(json.dumps(wrong))
+        try:
+            assert read() == expected, wrong
+        except MMLDLMError as error:
+            assert any(str(name) in str(error) for name in named), (wrong, error)  # noqa: PT017
+    path.write_text(text)
 
 
 def damaged_bytes(raw: bytes, draw: random.Random) -> bytes:

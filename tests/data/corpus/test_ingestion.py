@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.corpus.examples import ingested, jsonl, written
+from tests.data.latents.toy import content
 from tests.kills import kills
 
 from mm_ldlm.core import ConfigurationError, SourceError, config, parse
@@ -212,13 +213,6 @@ class PoolConfig:
             yield Pool(pool)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """The bytes of everything that an ingestion commits."""
-    kept = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    own = ("progress.json", ".verified")  # notes that a run leaves for itself
-    return {name: path.read_bytes() for name, path in kept.items() if path.name not in own}
-
-
 KEYS: dict[str, Any] = {"shard_rows": 16, "near_duplicates": {}, "tokens": {"max_length": 3, "too_long": "split"}}
 
 
@@ -229,7 +223,7 @@ def test_the_bytes_do_not_depend_on_the_workers(
     source = lines(tmp_path, *mixed(150))
     one = ingested(tmp_path / "one", source, **KEYS)
     two = ingested(tmp_path / "two", source, **KEYS, engine={"kind": f"{__name__}:PoolConfig"})
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert content(tmp_path / "one") == content(tmp_path / "two")
     assert {**one.report, "seconds": 0, "rows_per_second": 0} == {**two.report, "seconds": 0, "rows_per_second": 0}
 
 
@@ -242,27 +236,27 @@ def test_pitfall_22_the_bytes_do_not_depend_on_where_a_run_was_killed(
     for number in kills(lambda: ingested(folder, *sources, **KEYS)):
         if number % 3 == 0:  # otherwise the next process continues, and is killed later
             found = ingested(folder, *sources, **KEYS)
-            assert contents(folder) == contents(tmp_path / "whole")
+            assert content(folder) == content(tmp_path / "whole")
             assert found.report["splits"] == expected.report["splits"]
             assert found.report["sources"] == expected.report["sources"]
             shutil.rmtree(folder)
-    assert contents(folder) == contents(tmp_path / "whole")
+    assert content(folder) == content(tmp_path / "whole")
     assert number > 40
 
 
 def test_an_unfinished_run_of_other_inputs_or_with_a_damaged_shard_begins_again(tmp_path: Path) -> None:
     source = lines(tmp_path, *mixed(60))
     ingested(tmp_path / "out", source, shard_rows=8)
-    expected = contents(tmp_path / "out")
+    expected = content(tmp_path / "out")
     shard = tmp_path / "out/records/part-000001.arrow"
     shard.write_bytes(bytes(reversed(shard.read_bytes())))
     (tmp_path / "out/records/part-000099.arrow").write_bytes(b"left by another run")
     assert ingested(tmp_path / "out", source, shard_rows=8).report["resumed_after_rows"] == 0
-    assert contents(tmp_path / "out") == expected
+    assert content(tmp_path / "out") == expected
     assert ingested(tmp_path / "out", source, shard_rows=8).report["resumed_after_rows"] == 60
     other = ingested(tmp_path / "out", source, shard_rows=8, unicode_form="NFKC")
     assert other.report["resumed_after_rows"] == 0
-    assert contents(tmp_path / "out") != expected
+    assert content(tmp_path / "out") != expected
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

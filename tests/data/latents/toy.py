@@ -116,6 +116,7 @@ def embedded(stored: ShardStore, workspace: Path, encoder: Any = None, **options
 
 
 def content(workspace: Path) -> dict[str, bytes]:
-    """Return every file of a store, hidden ones too, without the record of verified files."""
-    files = (path for path in workspace.rglob("*") if path.is_file() and path.name != ".verified")
+    """Return every file of a store, hidden ones too, without the notes that a run leaves for itself."""
+    notes = (".verified", "progress.json")
+    files = (path for path in workspace.rglob("*") if path.is_file() and path.name not in notes)
     return {str(path.relative_to(workspace)): path.read_bytes() for path in files}

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.data.latents.toy import content
 from tests.kills import kills
 
 from mm_ldlm.core import FingerprintError, StoreError
@@ -35,10 +36,6 @@ def fill(workspace: Path, order: Sequence[int] = range(COUNT), made_by: dict[str
     if not Manifest.exists(workspace):
         parts.commit(parts.shards(COUNT), kind="toy", schema=table(0).schema, meta={"a": 1})
     return written
-
-
-def content(workspace: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in workspace.iterdir() if path.name != ".verified"}
 
 
 @pytest.fixture

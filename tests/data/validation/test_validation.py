@@ -1,10 +1,11 @@
 """Validation: planted faults are found in their rows and nowhere else, and every row is valid or in quarantine."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.data.latents import toy
 from mm_ldlm.core import ValidationError
 from mm_ldlm.data.corpus.record import comparison_form
 from mm_ldlm.data.corpus.splits import SPLITS
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
 from mm_ldlm.data.corpus.tokens import tokenize_records
 from mm_ldlm.data.encoders import LocalEncoderConfig
 from mm_ldlm.data.features import Inputs
@@ -46,29 +47,30 @@ class Stores:
 
     root: Path
     encoder: LocalEncoderConfig
-    tokenizer: TextTokenizer = TOKENIZER
 
     def opened(self, name: str) -> ShardStore:
         return (LatentStore if name == "latents" else ShardStore).open(self.root / name, name)
 
-    def columns(self, name: str) -> Columns:
-        found: Columns = self.opened(name).table(slice(None)).to_pydict()
-        return found
-
-    def write(self, name: str, columns: Columns, schema: Any = None, **meta: Any) -> None:
-        """Replace a store by another one with the same fingerprints, as a program with a fault would write it."""
+    @contextlib.contextmanager
+    def changing(self, name: str, schema: Any = None, **meta: Any) -> Iterator[Columns]:
+        """Yield the columns of a store, and replace it by what they are afterwards, with the same fingerprints."""
         old = self.opened(name)
+        columns = old.table(slice(None)).to_pydict()
+        yield columns
         write_store(
             self.root / name, [columns], kind=name, schema=schema or old.schema, shard_rows=SHARD,
             fingerprints=old.manifest.fingerprints, meta={**old.manifest.meta, **meta},
         )  # fmt: skip
 
-    def validate(self, *, sets: Any = None, latents: bool = True, **limits: Any) -> Outcome:
-        config = ValidationConfig(**{"max_quarantine_fraction": 1.0, "spot_rows": 0, **limits})
+    def inputs(self, *, latents: bool = True) -> Inputs:
         made = {"latents": self.opened("latents")} if latents else {}
-        inputs = Inputs(self.opened("records"), self.opened("tokens"), self.tokenizer, made)
-        plan = {name: Latents(NormaliserConfig()) for name in made}
-        return checks.validate(plan, inputs, encoder=self.encoder, config=config, evaluation_sets=sets or {}, seed=0)
+        return Inputs(self.opened("records"), self.opened("tokens"), TOKENIZER, made)
+
+    def validate(self, inputs: Inputs | None = None, **limits: Any) -> Outcome:
+        inputs = inputs or self.inputs()
+        config = ValidationConfig(**{"max_quarantine_fraction": 1.0, "spot_rows": 0, **limits})
+        plan = {name: Latents(NormaliserConfig()) for name in inputs.features}
+        return checks.validate(plan, inputs, encoder=self.encoder, config=config, evaluation_sets={}, seed=0)
 
 
 def write_records(folder: Path, rows: list[tuple[str, str, str | None]]) -> ShardStore:
@@ -126,7 +128,7 @@ def errors(outcome: Outcome) -> set[str]:
 def test_intact_stores_pass_with_counts_and_the_comparison_with_the_encoder_only(
     pristine: Stores, latents: bool
 ) -> None:
-    outcome = pristine.validate(spot_rows=20, latents=latents)
+    outcome = pristine.validate(pristine.inputs(latents=latents), spot_rows=20)
     assert outcome.failing == {}
     assert [finding["severity"] for finding in outcome.report["findings"]] == ["info"] * (1 + latents)
     assert (outcome.report["passed"], outcome.report["valid"], outcome.report["quarantined"]) == (True, ROWS, 0)
@@ -164,12 +166,11 @@ def test_exactly_the_damaged_rows_are_quarantined_with_their_reasons(
     expected: dict[str, list[int]] = {}
     for name in ("records", "tokens", "latents"):
         shutil.copytree(pristine.root / name, tmp_path / name)
-        columns = broken.columns(name)
-        for row, fault in sorted(planted.items()):
-            if FAULTS[fault][0] == name:
-                FAULTS[fault][2](columns, row)
-                expected.setdefault(FAULTS[fault][1], []).append(row)
-        broken.write(name, columns)
+        with broken.changing(name) as columns:
+            for row, fault in sorted(planted.items()):
+                if FAULTS[fault][0] == name:
+                    FAULTS[fault][2](columns, row)
+                    expected.setdefault(FAULTS[fault][1], []).append(row)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checks, "_ROWS", window)
         outcome = broken.validate(on_norm_outlier="quarantine", on_duplicate_vector="warn")
@@ -185,9 +186,8 @@ def test_exactly_the_damaged_rows_are_quarantined_with_their_reasons(
 
 @pytest.mark.parametrize("count", [4, 5])
 def test_a_run_stops_if_too_many_rows_fail(stores: Stores, count: int) -> None:
-    columns = stores.columns("latents")
-    columns["latent"][:count] = [[0.0] * DIM] * count
-    stores.write("latents", columns)
+    with stores.changing("latents") as columns:
+        columns["latent"][:count] = [[0.0] * DIM] * count
     outcome = stores.validate(max_quarantine_fraction=4 / ROWS)
     assert outcome.report["passed"] == (count == 4)
     assert errors(outcome) == ({"quarantine"} if count == 5 else set())
@@ -230,19 +230,16 @@ def test_pitfall_25_a_store_of_other_inputs_fails_its_contract(stores: Stores, n
 @pytest.mark.parametrize("name", ["tokens", "latents"])
 @pytest.mark.parametrize("change", ["swapped", "shifted", "foreign", "fewer", "more"])
 def test_rows_of_other_records_are_found(stores: Stores, name: str, change: str) -> None:
-    columns = stores.columns(name)
-    ids = columns["id"]
-    wrong = [10, 30]
-    if change == "swapped":
-        ids[10], ids[30] = ids[30], ids[10]
-    elif change == "shifted":
-        columns["id"], wrong = [*ids[1:], ids[0]], list(range(ROWS))
-    elif change == "foreign":
-        ids[10], ids[30] = "0" * 32, "1" * 32
-    else:
-        size = ROWS - 1 if change == "fewer" else ROWS + 1
-        columns, wrong = {key: [*values, values[0]][:size] for key, values in columns.items()}, []
-    stores.write(name, columns)
+    wrong = {"swapped": [10, 30], "foreign": [10, 30], "shifted": list(range(ROWS))}.get(change, [])
+    with stores.changing(name) as columns:
+        ids = columns["id"]
+        if change in ("swapped", "foreign"):
+            ids[10], ids[30] = (ids[30], ids[10]) if change == "swapped" else ("0" * 32, "1" * 32)
+        elif change == "shifted":
+            columns["id"] = [*ids[1:], ids[0]]
+        else:
+            size = ROWS - 1 if change == "fewer" else ROWS + 1
+            columns.update({key: [*values, values[0]][:size] for key, values in columns.items()})
     outcome = stores.validate()
     assert errors(outcome) == {"alignment"}
     assert outcome.failing.get("alignment", np.empty(0)).tolist() == wrong
@@ -252,21 +249,12 @@ def test_rows_of_other_records_are_found(stores: Stores, name: str, change: str)
 @pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "columns"])
 def test_a_damaged_shard_fails_its_contract(stores: Stores, name: str, damage: str) -> None:
     """The damage occurs after the stores were opened, which would refuse the others."""
-    inputs = {each: stores.opened(each) for each in ("records", "tokens", "latents")}
+    inputs = stores.inputs()
     file = sorted((stores.root / name).glob("part-*.arrow"))[-1]
     raw = file.read_bytes()
-    if damage == "flipped":
-        file.write_bytes(raw[:-40] + bytes([raw[-40] ^ 1]) + raw[-39:])
-    elif damage == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(raw[:-100] if damage == "cut" else bytes(len(raw)))
-    made = {"latents": inputs["latents"]}
-    plan = {"latents": Latents(NormaliserConfig())}
-    outcome = checks.validate(
-        plan, Inputs(inputs["records"], inputs["tokens"], TOKENIZER, made), encoder=stores.encoder,
-        config=ValidationConfig(), evaluation_sets={}, seed=0,
-    )  # fmt: skip
+    changed = {"flipped": raw[:-40] + bytes([raw[-40] ^ 1]) + raw[-39:], "cut": raw[:-100], "columns": bytes(len(raw))}
+    file.unlink() if damage == "missing" else file.write_bytes(changed[damage])
+    outcome = stores.validate(inputs)
     assert errors(outcome) & {"shards", "checksum"}
     assert not outcome.report["passed"]
     assert any(file.name in str(finding) for finding in outcome.report["findings"])
@@ -337,10 +325,9 @@ def test_pitfall_35_groups_and_documents_in_two_splits_are_counted(
 
 @pytest.mark.parametrize("wrong", ["dev", "", "Train"])
 def test_a_record_without_a_split_and_a_forged_id_fail_their_contracts(stores: Stores, wrong: str) -> None:
-    columns = stores.columns("records")
-    columns["split"][5] = wrong
-    columns["meta"][7] = json.dumps({"pair": "a second text"})  # which the id does not contain
-    stores.write("records", columns)
+    with stores.changing("records") as columns:
+        columns["split"][5] = wrong
+        columns["meta"][7] = json.dumps({"pair": "a second text"})  # which the id does not contain
     outcome = stores.validate()
     assert {"splits", "ids"} <= errors(outcome)
     assert outcome.failing["ids"].tolist() == [7]
@@ -352,7 +339,8 @@ def test_held_out_texts_with_unknown_words_are_counted_and_many_are_a_warning(
 ) -> None:
     test = {"rows": 150, "rows_with_unknown": unknown}
     counts = {"train": {"rows": 100, "rows_with_unknown": 0}, "test": test, "validation": {"rows": 50}}
-    stores.write("tokens", stores.columns("tokens"), splits=counts)
+    with stores.changing("tokens", splits=counts):
+        pass
     (finding,) = named(stores.validate(), "unknown words")
     assert (finding["severity"], finding["count"]) == (severity, unknown)
     assert f"{unknown} of 200 held-out texts" in finding["message"]
@@ -396,11 +384,9 @@ def test_the_statistics_are_those_of_numpy_however_the_store_is_divided(
 @pytest.mark.parametrize("most", [6 / ROWS, 5.9 / ROWS])
 @pytest.mark.parametrize("quarantine", [True, False])
 def test_different_texts_with_one_vector(stores: Stores, most: float, quarantine: bool) -> None:
-    columns = stores.columns("latents")
-    for row in (8, 30):
-        columns["latent"][row] = columns["latent"][2]
-    columns["latent"][40] = columns["latent"][39] = columns["latent"][3]
-    stores.write("latents", columns)
+    with stores.changing("latents") as columns:
+        for row, same in ((8, 2), (30, 2), (39, 3), (40, 3)):
+            columns["latent"][row] = columns["latent"][same]
     policy = "quarantine" if quarantine else "warn"
     outcome = stores.validate(max_duplicate_fraction=most, on_duplicate_vector=policy)
     (finding,) = named(outcome, "duplicate vectors")
@@ -410,17 +396,15 @@ def test_different_texts_with_one_vector(stores: Stores, most: float, quarantine
 
 @pytest.mark.parametrize(("most", "severity"), [(2 / DIM, "warning"), (1.9 / DIM, "error")])
 def test_dimensions_that_do_not_vary(stores: Stores, most: float, severity: str) -> None:
-    columns = stores.columns("latents")
-    columns["latent"] = [[0.5, *vector[1:7], 0.25, *vector[8:]] for vector in columns["latent"]]
-    stores.write("latents", columns)
+    with stores.changing("latents") as columns:
+        columns["latent"] = [[0.5, *vector[1:7], 0.25, *vector[8:]] for vector in columns["latent"]]
     (finding,) = named(stores.validate(max_collapsed_fraction=most), "collapsed dimensions")
     assert (finding["count"], finding["examples"], finding["severity"]) == (2, ["0", "7"], severity)
 
 
 def test_a_shard_of_another_encoder_drifts_and_differs_from_the_encoder(stores: Stores) -> None:
-    columns = stores.columns("latents")
-    columns["latent"][SHARD : 2 * SHARD] = [[-2 * x for x in each] for each in columns["latent"][SHARD : 2 * SHARD]]
-    stores.write("latents", columns)
+    with stores.changing("latents") as columns:
+        columns["latent"][SHARD : 2 * SHARD] = [[-2 * x for x in each] for each in columns["latent"][SHARD : 2 * SHARD]]
     outcome = stores.validate(spot_rows=ROWS)
     assert [finding["examples"] for finding in named(outcome, "drift")] == [["part-000001.arrow"]]
     assert outcome.failing["spot re-encoding"].tolist() == list(range(SHARD, 2 * SHARD))
@@ -428,10 +412,9 @@ def test_a_shard_of_another_encoder_drifts_and_differs_from_the_encoder(stores: 
 
 
 def test_swapped_vectors_differ_from_the_encoder(stores: Stores) -> None:
-    columns = stores.columns("latents")
-    vector = columns["latent"]
-    vector[4], vector[25], vector[9] = vector[25], vector[4], vector[10]
-    stores.write("latents", columns)
+    with stores.changing("latents") as columns:
+        vector = columns["latent"]
+        vector[4], vector[25], vector[9] = vector[25], vector[4], vector[10]
     outcome = stores.validate(spot_rows=ROWS)
     assert outcome.failing["spot re-encoding"].tolist() == [4, 9, 25]
 
@@ -446,9 +429,8 @@ def test_a_sample_is_spread_over_all_rows(rows: int, size: int, seed: int) -> No
 
 @pytest.mark.parametrize("dim", [DIM - 1, DIM + 1])
 def test_vectors_of_another_dimension_fail_their_contract(stores: Stores, dim: int) -> None:
-    columns = stores.columns("latents")
-    columns["latent"] = [[*vector, 0.5][:dim] for vector in columns["latent"]]
-    stores.write("latents", columns, latent_schema(dim, "float32"), dim=dim)
+    with stores.changing("latents", latent_schema(dim, "float32"), dim=dim) as columns:
+        columns["latent"] = [[*vector, 0.5][:dim] for vector in columns["latent"]]
     assert "dimension" in errors(stores.validate(spot_rows=20))
 
 
