@@ -42,7 +42,7 @@ def test_a_held_out_sentence_is_rebuilt_or_a_text_is_written_from_noise(
     events = run.tracker.of("preview")
     assert events[0]["step"] == 1
     assert events[-1]["step"] == 4
-    held_out = set(dataset.records.take(dataset.rows("validation")).column("text").to_pylist())
+    held_out = set(dataset.records.table(dataset.rows("validation")).column("text").to_pylist())
     assert all((event["original"] in held_out) is rebuilds for event in events)
     assert all(isinstance(event["text"], str) for event in events)
 

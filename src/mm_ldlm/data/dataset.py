@@ -180,7 +180,7 @@ class Dataset:
 
     def values(self, name: str) -> npt.NDArray[Any]:
         """Read all rows (rows, d) of a feature."""
-        return feature_of(name).values(self.require(name))
+        return cast(ShardStore, self.require(name)).fixed(feature_of(name).column).take(slice(None))
 
     # -- examples -----------------------------------------------------------------------------------------------------
 

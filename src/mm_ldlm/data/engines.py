@@ -44,10 +44,6 @@ class EngineConfig(Protocol):
     """Configuration of an engine; `ENGINES` lists the kinds."""
 
     @property
-    def kind(self) -> str:
-        """Name of the kind."""
-
-    @property
     def here(self) -> bool:
         """Whether tasks run in this process. A caller may then divide its work among processes of this host itself."""
 

@@ -129,11 +129,6 @@ class Feature:
         return Field(store, column=cls.column)
 
     @classmethod
-    def values(cls, store: ShardStore) -> npt.NDArray[Any]:
-        """Read all rows (rows, d)."""
-        return store.fixed(cls.column).take(slice(None))
-
-    @classmethod
     def refuse_other(cls, store: ShardStore, *, objective: Any) -> None:
         """Raise ConfigurationError if the store was made for another objective."""
 

@@ -93,7 +93,7 @@ def sample_rows(rows: Rows, count: int, *, seed: int) -> Rows:
 
 def read_sentences(dataset: Dataset, rows: Rows) -> Sentences:
     """Read the sentences of these store rows; StoreError if records and tokens have different ids."""
-    record = dataset.records.take(rows)
+    record = dataset.records.table(rows)
     ids = record.column("id").to_pylist()
     if list(dataset.tokens.strings("id").take(rows)) != ids:
         raise StoreError(

@@ -95,7 +95,7 @@ def neighbours(
     if dataset is None:
         return Neighbours(rows_nk, 1 - distances_nk)
     rows_nk = rows_m[rows_nk]
-    texts = dataset.records.take(rows_nk.ravel()).column("text").to_numpy().reshape(-1, k)
+    texts = dataset.records.table(rows_nk.ravel()).column("text").to_numpy().reshape(-1, k)
     return Neighbours(rows_nk, 1 - distances_nk, tuple(map(tuple, texts)))
 
 

@@ -122,7 +122,7 @@ class Ingested:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return self.records.take(slice(None)).to_pylist()
+        return self.records.table(slice(None)).to_pylist()
 
     @property
     def texts(self) -> list[str]:
@@ -130,7 +130,7 @@ class Ingested:
 
     @property
     def refused(self) -> list[dict[str, Any]]:
-        return self.quarantine.take(slice(None)).to_pylist()
+        return self.quarantine.table(slice(None)).to_pylist()
 
 
 def ingested(

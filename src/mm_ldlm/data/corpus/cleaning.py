@@ -197,8 +197,11 @@ class Preparation:
         try:
             size = len(text) if text.isascii() else len(text.encode("utf-8"))
         except UnicodeEncodeError as error:
-            detail = f"lone surrogate at character {error.start}: the source was decoded with the wrong encoding"
-            raise Unusable("encoding", detail, text) from None
+            raise Unusable(
+                "encoding",
+                f"lone surrogate at character {error.start}: the source was decoded with the wrong encoding",
+                text,
+            ) from None
         if size > self.config.max_row_bytes:
             raise Unusable("oversized", f"{size} bytes, at most {self.config.max_row_bytes} are read", text)
         text = self.config.normalise(text)
@@ -239,8 +242,11 @@ class Preparation:
         try:
             meta = meta_text(row.meta)
             if len(meta or "") > self.config.max_row_bytes:
-                detail = f"{len(meta or '')} bytes of 'meta', at most {self.config.max_row_bytes} are kept"
-                raise Unusable("oversized", detail, row.text)
+                raise Unusable(
+                    "oversized",
+                    f"{len(meta or '')} bytes of 'meta', at most {self.config.max_row_bytes} are kept",
+                    row.text,
+                )
             meta = meta if row.pair is None else meta_text({**row.meta, PAIR: row.pair})
         except ValueError as error:
             raise Unusable("wrong_type", f"the columns of 'meta': {error}", row.text) from None
@@ -261,8 +267,9 @@ class Preparation:
                 reason = "too_few_tokens" if length else "no_tokens"
                 raise Unusable(reason, f"{length} tokens, tokenizer.min_length is {limits.min_length}", row.text)
             if length > limits.max_length:
-                detail = f"{length} tokens, tokenizer.max_length is {limits.max_length}"
-                raise Unusable("too_many_tokens", detail, row.text)
+                raise Unusable(
+                    "too_many_tokens", f"{length} tokens, tokenizer.max_length is {limits.max_length}", row.text
+                )
 
 
 # -- merging -----------------------------------------------------------------------------------------------------------
@@ -271,6 +278,8 @@ class Preparation:
 @dataclasses.dataclass
 class Counts:
     """Counts of rows; all are sums, so that a resumed run has the counts of an uninterrupted one.
+
+    `vars` of them are plain JSON.
 
     Attributes:
         sources: source → outcome (read, from_splitting, accepted, duplicates, quarantined) → rows.
@@ -283,12 +292,6 @@ class Counts:
     splits: Counter[str] = dataclasses.field(default_factory=lambda: Counter(dict.fromkeys(SPLITS, 0)))
     first_example_by_reason: dict[str, str] = dataclasses.field(default_factory=dict)
     truncated: int = 0
-
-    @classmethod
-    def read(cls, plain: dict[str, Any]) -> Counts:
-        """Return the counts from their JSON form, which is `vars`."""
-        counters = {name: Counter(plain[name]) for name in ("duplicates_by_kind", "quarantined_by_reason", "splits")}
-        return cls(**{**plain, **counters, "sources": {name: Counter(each) for name, each in plain["sources"].items()}})
 
     def total(self, *outcomes: str) -> int:
         """Return the number of rows of all sources with these outcomes."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pydantic
 from tqdm import tqdm
 
 from mm_ldlm.core import ConfigurationError, SourceError, foreign_code, show, to_dict
@@ -75,22 +76,21 @@ def ingest(
         made_by["side"] = side.fingerprint
         folders["side"] = side.workspace
     _refuse_other_sources(config, workspace)
-    tokenizer, limits = None, None
-    if tokens is not None:
-        tokenizer = _tokenizer(config, opening, tokens, workspace, made_by)
-        limits = [tokenizer.base_fingerprint, tokens.max_length, tokens.min_length, tokens.too_long]
-    made_by["token_limits"] = fingerprint(limits)
     labels = [source.label for source in config.sources]
-    empty = vars(Counts({label: Counter() for label in labels}))
     fresh = {
         "consumed": dict.fromkeys(labels, 0),
         "ended": dict.fromkeys(labels, False),
-        "counts": empty,
+        "counts": vars(Counts({label: Counter() for label in labels})),
         "done": False,
     }
+    tokenizer, limits = None, None
+    if tokens is not None:
+        tokenizer = _tokenizer(config, opening, tokens, workspace, made_by, fresh)
+        limits = [tokenizer.base_fingerprint, tokens.max_length, tokens.min_length, tokens.too_long]
+    made_by["token_limits"] = fingerprint(limits)
     progress = Progress(folders, made_by=made_by, fresh=fresh)
     write_json(workspace / SOURCES_FILE, _described(config))
-    counts = Counts.read(progress.state["counts"])
+    counts = pydantic.TypeAdapter(Counts).validate_python(progress.state["counts"])
     resumed_rows = counts.rows_in
     if not progress.state["done"]:
         merger = Merger(config, counts, side)
@@ -115,13 +115,12 @@ def ingest(
 
 
 def _tokenizer(
-    config: IngestionConfig, opening: Opening, tokens: TokenizerConfig, workspace: Path, made_by: dict[str, str]
-) -> TextTokenizer:
+    config: IngestionConfig, opening: Opening, tokens: TokenizerConfig, workspace: Path, made_by: dict[str, str],
+    place: dict[str, Any],
+) -> TextTokenizer:  # fmt: skip
     """Load the tokenizer; a vocabulary of the corpus is trained on the training texts, or kept if it was made so."""
     if tokens.of_corpus:
         prepare = Preparation(dataclasses.replace(config, near_duplicates=None))
-        labels = [source.label for source in config.sources]
-        place = {"consumed": dict.fromkeys(labels, 0), "ended": dict.fromkeys(labels, False)}
         texts = (
             text
             for chunk in _chunks(config, opening, place, size=CHUNK_ROWS)

@@ -86,7 +86,7 @@ def tokenize_records(
     ) as bar:  # fmt: skip
         for start, stop in itertools.pairwise(ends[finished:]):
             batches = [range(first, min(first + _BATCH, stop)) for first in range(start, stop, _BATCH)]
-            tables = [_tokens(records.take(rows), tokenizer, config, splits, lengths) for rows in batches]
+            tables = [_tokens(records.table(rows), tokenizer, config, splits, lengths) for rows in batches]
             state = {"splits": splits, "lengths": dict(sorted(lengths.items()))}
             done.commit({"tokens": pa.concat_tables(tables)}, state)
             bar.update(stop - start)

@@ -200,8 +200,7 @@ def ranks_of_hosts(config: ExtractConfig, device: str | None, *, workspace: Path
     """
     if config.launch.nodes == 1 and not environment.counts_hosts():
         return None
-    own = {field.name: getattr(config.launch, field.name) for field in dataclasses.fields(config.launch)}
-    found = with_environment(RanksConfig(**own, processes=config.processes_on(device)))
+    found = with_environment(RanksConfig(**vars(config.launch), processes=config.processes_on(device)))
     if found.nodes == 1:
         return None
     if not config.engine.here:

@@ -22,8 +22,7 @@ KIND = "latents"
 
 def schema(dim: int, dtype: StoredType) -> pa.Schema:
     """Return the columns of a latent store with vectors of `dim` numbers."""
-    value = pa.float32() if dtype == "float32" else pa.float16()
-    return pa.schema([("id", pa.string()), ("latent", pa.list_(value, dim))])
+    return pa.schema([("id", pa.string()), ("latent", pa.list_(pa.from_numpy_dtype(dtype), dim))])
 
 
 def table(ids: list[str], vectors_nd: npt.NDArray[Any]) -> pa.Table:

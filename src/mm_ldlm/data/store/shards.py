@@ -248,10 +248,6 @@ class ShardStore:
         self._maps[number], self._batches[number] = mapped, batch
         return batch
 
-    def take(self, rows: Rows) -> Any:
-        """Return the requested rows in order: a table here, other types in the readers of a kind."""
-        return self.table(rows)
-
     def table(self, rows: Rows) -> pa.Table:
         """Return all columns of the requested rows, in order; a copy."""
         rows = self.rows(rows)

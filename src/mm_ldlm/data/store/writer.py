@@ -139,10 +139,8 @@ class Parts:
                 f"with other {', '.join(other)} ({found.get(other[0])}). Nothing was changed. Restore the earlier "
                 "settings, or remove the folder to compute everything again."
             )
-        shards = list(manifest.shards) if manifest is not None else []
-        if manifest is None:
-            records = [recorded(path, Shard) for path in sorted(self.folder.glob("part-*.json"))]
-            shards = [shard for shard in records if shard is not None]
+        records = (recorded(path, Shard) for path in sorted(self.folder.glob("part-*.json")))
+        shards = [shard for shard in (records if manifest is None else manifest.shards) if shard is not None]
         kept = [shard for shard in shards if shard.is_intact(self.workspace)]
         if lost := [shard.name for shard in shards if shard not in kept]:
             logger.warning("%s: %s are missing or damaged, and are computed again", self.workspace, ", ".join(lost))

@@ -69,7 +69,7 @@ def _write(folder: Path, records: ShardStore, tokenizer: TextTokenizer, latents:
     lists: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     for start in range(0, len(records), _ROWS):
         rows = range(start, min(start + _ROWS, len(records)))
-        found = records.take(rows).to_pylist()
+        found = records.table(rows).to_pylist()
         values, offsets = tokenizer.encode_base([record["text"] for record in found])
         ends = itertools.pairwise(offsets.tolist())
         vectors = [None] * len(rows) if latents is None else latents.fixed("latent").take(rows)

@@ -13,14 +13,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core import InvalidValue, config
+from mm_ldlm.core import config
 from mm_ldlm.core.files import array_in
 from mm_ldlm.data.corpus.record import PAIR, is_storable, record_id
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig, Unusable
 from mm_ldlm.data.corpus.sources.base import HELD_OUT
 from mm_ldlm.data.corpus.sources.delimited import json_object
 from mm_ldlm.data.corpus.sources.lines import explain_decoding
-from mm_ldlm.data.corpus.splits import SPLITS
+from mm_ldlm.data.corpus.splits import SPLITS, Split
 from mm_ldlm.extras.layout.folder import Folder, Item, latents_of
 
 LAYOUT_ID = "layout_id"
@@ -40,12 +40,8 @@ class LayoutConfig(SourceConfig):
 
     kind: str = "layout"
     path: str | tuple[str, ...]
-    splits: dict[str, Literal["train", "validation", "test", "hash", "held_out"]] | None = None
+    splits: dict[Split, Literal["train", "validation", "test", "hash", "held_out"]] | None = None
     latents: bool = False
-
-    def __post_init__(self) -> None:
-        if unknown := sorted(set(self.splits or ()) - set(SPLITS)):
-            raise InvalidValue(f"the layout has the splits {', '.join(SPLITS)}, found {', '.join(unknown)}", "splits")
 
     @property
     def has_vectors(self) -> bool:

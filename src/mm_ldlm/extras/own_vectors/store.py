@@ -48,8 +48,11 @@ class VectorStore:
         except (ValueError, OverflowError) as error:
             raise Unusable("wrong_type", f"expected a list of numbers as the vector ({error})", value) from None
         if vector.ndim != 1 or vector.dtype.kind not in "iuf":
-            found = f"shape {vector.shape} and type {vector.dtype}"
-            raise Unusable("wrong_type", f"expected a list of numbers as the vector, found {found}", value)
+            raise Unusable(
+                "wrong_type",
+                f"expected a list of numbers as the vector, found shape {vector.shape} and type {vector.dtype}",
+                value,
+            )
         if len(vector) != self.dim:
             raise Unusable("wrong_dimension", f"a vector of dimension {len(vector)}, encoder.dim is {self.dim}")
         with np.errstate(over="ignore"):

@@ -180,7 +180,7 @@ def pixels_of(dataset: Dataset, rows: npt.NDArray[np.int64]) -> Vectors:
 
 def _labels(dataset: Dataset, rows: npt.NDArray[np.int64]) -> list[str | None]:
     """Read the label of each of these records; None for a record without one."""
-    return [label_text(meta_value(meta, LABEL)) for meta in dataset.records.take(rows).column("meta").to_pylist()]
+    return [label_text(meta_value(meta, LABEL)) for meta in dataset.records.table(rows).column("meta").to_pylist()]
 
 
 def _nearest(images_nP: Vectors, others_mP: Vectors) -> npt.NDArray[np.float64]:

@@ -224,7 +224,7 @@ class Unconditional(Task):
 
             rows = sample_rows(split_rows(dataset, "train"), NEIGHBOUR_CANDIDATES, seed=seed)
             found = model.neighbours(made.latents, latents_of(dataset, rows), k=1)
-            nearest = dataset.records.take(rows[found.rows[:, 0]]).column("text").to_pylist()
+            nearest = dataset.records.table(rows[found.rows[:, 0]]).column("text").to_pylist()
             frame = frame.assign(neighbour=nearest, neighbour_cosine=found.cosines[:, 0])
         return [frame]
 

@@ -306,8 +306,9 @@ class ColumnsConfig(SourceConfig):
             raise Unusable(missing, f"column '{column}' is empty")
         label = label_text(value)
         if label is None or not is_storable(label):
-            detail = f"column '{column}' contains {type(value).__name__}, expected text or a whole number"
-            raise Unusable("wrong_type", detail)
+            raise Unusable(
+                "wrong_type", f"column '{column}' contains {type(value).__name__}, expected text or a whole number"
+            )
         if known is not None and label not in known:
             raise Unusable("unknown_label", f"label {label!r:.80}, expected one of {', '.join(known)}")
         return label
@@ -341,8 +342,10 @@ class TableFilesConfig(ColumnsConfig):
             return self.split
         word = _text(fields, self.split_column)
         if word.lower() not in SPLIT_WORDS:
-            detail = f"column '{self.split_column}' contains {word!r:.80}, expected one of {', '.join(SPLIT_WORDS)}"
-            raise Unusable("wrong_type", detail)
+            raise Unusable(
+                "wrong_type",
+                f"column '{self.split_column}' contains {word!r:.80}, expected one of {', '.join(SPLIT_WORDS)}",
+            )
         return SPLIT_WORDS[word.lower()]
 
 
@@ -372,8 +375,9 @@ class TableConfig(TableFilesConfig):
         suffix = Path(path.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
         kind = "disk" if os.path.isdir(path) else _KINDS.get(suffix)
         if kind is None:
-            expected = f"one of the suffixes {', '.join(_KINDS)}, or the folder of a saved data set"
-            self.file(path).refuse(expected, f"the suffix '{suffix}'")
+            self.file(path).refuse(
+                f"one of the suffixes {', '.join(_KINDS)}, or the folder of a saved data set", f"the suffix '{suffix}'"
+            )
         cls = SOURCES.load(kind)
         own: Any = dataclasses.replace(self, kind=kind, name=self.label, path=path)
         if suffix == ".tsv" and self.delimiter == AUTO:

@@ -125,8 +125,13 @@ class CsvConfig(TableFilesConfig):
             elif not values:
                 yield Row("", file, number)
             elif names and len(values) != len(names):
-                detail = f"{len(values)} fields, the header has {len(names)}"
-                yield BadRow(file, number, "broken_csv", detail, excerpt(delimiter.join(values)))
+                yield BadRow(
+                    file,
+                    number,
+                    "broken_csv",
+                    f"{len(values)} fields, the header has {len(names)}",
+                    excerpt(delimiter.join(values)),
+                )
             else:
                 fields = dict(zip(names or map(str, range(len(values))), values, strict=True))
                 yield from self.rows_of(fields, file=file, line=number)
@@ -219,8 +224,13 @@ class _Records:
         if bad is not None:
             return bad._replace(detail=f"{bad.detail}; the record has the lines {first} to {last}")
         if self.size > self.max_bytes:
-            detail = f"{self.size} characters in the lines {first} to {last}, at most {self.max_bytes} are read"
-            return BadRow(self.file, first, "oversized", detail, excerpt(self.taken[0].text))
+            return BadRow(
+                self.file,
+                first,
+                "oversized",
+                f"{self.size} characters in the lines {first} to {last}, at most {self.max_bytes} are read",
+                excerpt(self.taken[0].text),
+            )
         return None
 
     def _broken(self, reason: str, width: int) -> list[BadRow]:
