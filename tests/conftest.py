@@ -109,7 +109,7 @@ def _write_dataset(
         made[name] = write_store(
             root / name, [{key: list(value) for key, value in columns.items()}], kind=kind, schema=kind_schema,
             shard_rows=shard_rows, fingerprints={key: made[key] for key in wanted},
-            meta={"splits": Counter(splits)} if name == "index" else {},
+            meta={"splits": dict(Counter(splits))} if name == "index" else {},
         ).fingerprint  # fmt: skip
     stores = {name: root / name for name in (*tables, "tokenizer")}
     if latents is not None:

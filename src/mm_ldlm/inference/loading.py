@@ -132,7 +132,7 @@ def root_of(config: Mapping[str, Any], stores: Path) -> TrainableRoot:
     """
     model_config, objective_config = kinds_of(config)
     own = {
-        name: torch.from_numpy(feature_of(name).values(ShardStore.open(stores / name)))
+        name: torch.from_numpy(ShardStore.open(stores / name).fixed(feature_of(name).column).take(slice(None)))
         for name in objective_config.stores
     }
     return build_root(

@@ -234,14 +234,13 @@ def test_pitfall_22_the_bytes_do_not_depend_on_where_a_run_was_killed(
     sources = [lines(tmp_path, *mixed(60), name="a"), lines(tmp_path, *mixed(40, seed=1), name="b", max_samples=35)]
     expected, folder = ingested(tmp_path / "whole", *sources, **KEYS), tmp_path / "killed"
     for number in kills(lambda: ingested(folder, *sources, **KEYS)):
-        if number % 3 == 0:  # otherwise the next process continues, and is killed later
-            found = ingested(folder, *sources, **KEYS)
-            assert content(folder) == content(tmp_path / "whole")
-            assert found.report["splits"] == expected.report["splits"]
-            assert found.report["sources"] == expected.report["sources"]
-            shutil.rmtree(folder)
+        found = ingested(folder, *sources, **KEYS)
+        assert content(folder) == content(tmp_path / "whole")
+        assert found.report["splits"] == expected.report["splits"]
+        assert found.report["sources"] == expected.report["sources"]
+        shutil.rmtree(folder)
     assert content(folder) == content(tmp_path / "whole")
-    assert number > 40
+    assert number > 30
 
 
 def test_an_unfinished_run_of_other_inputs_or_with_a_damaged_shard_begins_again(tmp_path: Path) -> None:

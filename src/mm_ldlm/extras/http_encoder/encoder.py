@@ -215,8 +215,9 @@ class HttpEncoder(Encoder):
 
     def __init__(self, located: LocatedService, parameters: HttpEncoderConfig) -> None:
         super().__init__(located)
-        self.dim, self._probes_Kd = located.dim, located.probes_Kd
-        self._service = _Service(parameters, dim=located.dim)
+        self._probes_Kd = located.probes_Kd
+        self.dim = self._probes_Kd.shape[1]
+        self._service = _Service(parameters, dim=self.dim)
 
     def run(self, prepared: list[str]) -> npt.NDArray[np.float32]:
         """Return (n, d) float32 in the order of the sentences.

@@ -64,7 +64,8 @@ def write_layout(
 
 
 def _write(folder: Path, records: ShardStore, tokenizer: TextTokenizer, latents: LatentStore | None) -> dict[str, int]:
-    for part, split in itertools.product(("texts", "tokens", "latents"), SPLITS):
+    parts = ("texts", "tokens") if latents is None else ("texts", "tokens", "latents")
+    for part, split in itertools.product(parts, SPLITS):
         (folder / part / split).mkdir(parents=True)
     lists: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     for start in range(0, len(records), _ROWS):
@@ -84,6 +85,6 @@ def _write(folder: Path, records: ShardStore, tokenizer: TextTokenizer, latents:
             else:
                 np.save(folder / paths["latent_path"], vector, allow_pickle=False)
             listed.append({"id": record["id"], **paths, "source": record["source"], "meta": record["meta"]})
-    for split, listed in lists.items():
-        (folder / LISTS[split]).write_text(json.dumps(listed, ensure_ascii=False, indent=0), encoding="utf-8")
-    return {split: len(listed) for split, listed in lists.items()}
+    for name, listed in lists.items():
+        (folder / LISTS[name]).write_text(json.dumps(listed, ensure_ascii=False, indent=0), encoding="utf-8")
+    return {name: len(listed) for name, listed in lists.items()}
