@@ -14,7 +14,7 @@ from tests.damage import refused_or_harmless
 
 from mm_ldlm.core import FingerprintError, StoreError
 from mm_ldlm.data.dataset import NAME, Dataset, Entry, commit
-from mm_ldlm.data.store import StoreWriter
+from mm_ldlm.data.store import write_store
 
 TEXTS = [f"w{i} w{(i * 3) % 20} " + "w1 " * (i % 4) for i in range(20)]
 SPLITS = ["test" if i % 5 == 0 else "train" for i in range(20)]
@@ -134,9 +134,7 @@ def test_a_table_with_a_column_of_another_type_is_refused(name: str, made: Datas
     for place, column in enumerate(table.column_names):
         folder = tmp_path / column
         wrong = table.set_column(place, column, pa.array([[0.5]] * len(table)))
-        writer = StoreWriter(folder, kind=name, schema=wrong.schema)
-        writer.append(wrong)
-        entry = Entry(str(folder), name, writer.finish().fingerprint)
+        entry = Entry(str(folder), name, write_store(folder, [wrong], kind=name, schema=wrong.schema).fingerprint)
         with pytest.raises(StoreError):
             Dataset(made.directory, {name: entry}, encoder=None).require(name)
 

@@ -235,7 +235,7 @@ def test_pitfall_22_the_bytes_do_not_depend_on_where_a_run_was_killed(
     expected, folder = ingested(tmp_path / "whole", *sources, **KEYS), tmp_path / "killed"
     for number in kills(lambda: ingested(folder, *sources, **KEYS)):
         found = ingested(folder, *sources, **KEYS)
-        assert content(folder) == content(tmp_path / "whole")
+        assert content(folder) == content(tmp_path / "whole"), number
         assert found.report["splits"] == expected.report["splits"]
         assert found.report["sources"] == expected.report["sources"]
         shutil.rmtree(folder)

@@ -75,7 +75,7 @@ def test_pitfall_22_a_killed_run_continues_and_ends_with_the_same_bytes(made: In
     tokenizer, folder = build_tokenizer(made.records, limits()), tmp_path / "killed"
     expected = tokenize_records(made.records, tokenizer, limits(), tmp_path / "whole")
     for number in kills(lambda: tokenize_records(made.records, tokenizer, limits(), folder)):
-        assert tokenize_records(made.records, tokenizer, limits(), folder) == expected
+        assert tokenize_records(made.records, tokenizer, limits(), folder) == expected, number
         for shard in expected.shards:
             assert (folder / shard.name).read_bytes() == (tmp_path / "whole" / shard.name).read_bytes()
         shutil.rmtree(folder)

@@ -59,4 +59,4 @@ def ingested(root: Path, *sources: dict[str, Any], name: str = "records") -> tup
         manifest.write(root / folder)
     report = made[2]
     assert report["rows_in"] == report["accepted"] + report["duplicates"] + report["quarantined"]
-    return ShardStore.open(root / name).take(slice(None)).to_pylist(), report
+    return ShardStore.open(root / name).table(slice(None)).to_pylist(), report

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 Kind = Literal["standard", "robust", "whitening", "one_scale"]
 Vectors = TypeVar("Vectors", npt.NDArray[Any], "torch.Tensor")
 Matrix = npt.NDArray[np.float64]
-FORMAT_VERSION = 1
 log = logging.getLogger(__name__)
 ENOUGH = 10
 """Rows for each dimension from which on "whitening" uses their covariance as it is"""
@@ -60,7 +59,7 @@ class NormaliserConfig:
 class Document:
     """The file `normaliser.json`: the fields of a `Normaliser` that are not arrays."""
 
-    format_version: int
+    format_version: Literal[1]
     kind: str
     unit_norm: bool
     rows: int
@@ -133,10 +132,7 @@ class Normaliser:
 
         directory = Path(directory)
         write_bytes(directory / "normaliser.safetensors", save(self._arrays()))
-        typical = None if self.typical is None else list(self.typical)
-        about = {
-            "format_version": FORMAT_VERSION, **self._about(), "typical": typical, "fingerprint": self.fingerprint
-        }  # fmt: skip
+        about = {"format_version": 1, **self._about(), "typical": self.typical, "fingerprint": self.fingerprint}
         write_json(directory / "normaliser.json", about)
 
     @classmethod
@@ -152,8 +148,6 @@ class Normaliser:
         file = InputFile(Path(directory) / "normaliser.json", remedy="Run the validation pipeline.")
         about: Document = file.json(Document)
         arrays = dataclasses.replace(file, path=Path(directory) / "normaliser.safetensors").read()
-        if about.format_version != FORMAT_VERSION:
-            file.refuse(f"format {FORMAT_VERSION}", str(about.format_version))
         plain = ("kind", "unit_norm", "rows", "constant", "typical")
         try:
             fields: dict[str, Any] = {name: getattr(about, name) for name in plain} | load(arrays)
