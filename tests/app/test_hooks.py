@@ -119,18 +119,14 @@ def test_a_suite_that_runs_alone_ends_with_its_scores_and_their_file(
 
 def test_of_two_runs_in_one_folder_the_second_is_refused_until_the_first_ends(tmp_path: Path, refuses: Refuses) -> None:
     writing, reading = take(tmp_path / ".results.lock", "write"), take(tmp_path / ".data.lock", "read")
-    assert writing is not None
-    assert reading is not None
     with refuses(ConfigurationError, "results", "Wait"):
         Session(tmp_path).run(one("params:seed"))
     with pytest.raises(ConfigurationError, match="uses the data"):
         Session(tmp_path).run(one("params:seed", outputs="preparation_report", tag="ingestion"))
-    writing.release()
+    writing.close()
     Session(tmp_path).run(one("params:seed"))  # others may read the data meanwhile
-    reading.release()
-    held = take(tmp_path / ".data.lock", "write")
-    assert held is not None
-    with pytest.raises(ConfigurationError, match="writes the data"):
+    reading.close()
+    with take(tmp_path / ".data.lock", "write"), pytest.raises(ConfigurationError, match="writes the data"):
         Session(tmp_path).run(one("records"))
 
 
@@ -141,8 +137,7 @@ def test_locks_end_with_a_run_however_it_ends(tmp_path: Path) -> None:
     session = Session(tmp_path)
     with pytest.raises(KeyError):
         session.run(one("params:seed", func=fail))
-    again = take(tmp_path / ".results.lock", "write")
-    assert again is not None
+    assert take(tmp_path / ".results.lock", "write") is not None
 
 
 def test_another_host_runs_only_what_hosts_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

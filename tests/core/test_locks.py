@@ -31,7 +31,6 @@ def other(tmp_path: Path):
         command = [sys.executable, "-c", _HOLDER, str(tmp_path / ".data.lock"), use, "https://me:secret@host/x"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(process)
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         return process
 
@@ -45,12 +44,10 @@ def other(tmp_path: Path):
 def test_a_writer_excludes_everyone_and_readers_only_writers(first: lock.Use, second: lock.Use, tmp_path: Path) -> None:
     path = tmp_path / "folder" / ".data.lock"
     one = lock.take(path, first)
-    assert one is not None
     two = lock.take(path, second)
     assert (two is not None) == (first == second == "read")
-    one.release()
-    if two is not None:
-        two.release()
+    for held in filter(None, (one, two)):
+        held.close()
     assert lock.take(path, second) is not None
 
 
@@ -64,22 +61,19 @@ def test_the_holder_is_named_without_its_passwords_and_a_killed_one_holds_nothin
     assert "secret" not in text + path.read_text()
     process.send_signal(signal.SIGKILL)
     process.wait()
-    held = lock.take(path, "write")
-    assert held is not None
-    assert f"process {os.getpid()}" in lock.holder(path)
-    assert str(process.pid) not in path.read_text()
+    with lock.take(path, "write"):
+        assert f"process {os.getpid()}" in lock.holder(path)
+        assert str(process.pid) not in path.read_text()
 
 
 def test_the_record_of_a_holder_has_a_bounded_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/kedro", "run", "--params", "x" * 5000])
     for use in ("write", "read"):
-        held = lock.take(tmp_path / use, use)
-        assert held is not None
-        (record,) = [json.loads(line) for line in (tmp_path / use).read_text().splitlines()]
+        with lock.take(tmp_path / use, use):
+            (record,) = [json.loads(line) for line in (tmp_path / use).read_text().splitlines()]
         assert record.keys() == {"pid", "host", "since", "use", "command"}
         assert (record["pid"], record["use"]) == (os.getpid(), use)
         assert record["command"] == f"kedro run --params {'x' * 5000}"[:200]
-        held.release()
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", '{"pid": "1"}', "[" * 100_000])
@@ -103,17 +97,15 @@ def test_a_folder_that_cannot_be_written_to_can_be_read(tmp_path: Path, monkeypa
     with pytest.raises(PermissionError):
         lock.take(path, "write")
     path.touch()
-    reader = lock.take(path, "read")
-    assert reader is not None
-    monkeypatch.undo()
-    assert lock.take(path, "write") is None
+    with lock.take(path, "read"):
+        monkeypatch.undo()
+        assert lock.take(path, "write") is None
 
 
 def test_the_holder_that_lives_is_named_before_those_that_ended(tmp_path: Path) -> None:
     path = tmp_path / ".data.lock"
-    held = lock.take(path, "read")
-    assert held is not None
-    living = json.loads(path.read_text(encoding="utf-8"))
+    with lock.take(path, "read"):
+        living = json.loads(path.read_text(encoding="utf-8"))
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     path.write_text(f"{json.dumps(living)}\n{json.dumps({**living, 'pid': ended.pid})}\n", encoding="utf-8")

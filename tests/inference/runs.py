@@ -127,8 +127,10 @@ def write_run(
     shape = root.objective.shape
     identity = identity_of(model=made_model, shape=shape, objective=made_objective, fingerprints=fingerprints)
     document = {"metrics": {}, "identity": identity}
-    contents = folder.Contents(tensors, {"training_state.json": document}, {name: parts / name for name in carried})
-    folder.write(directory / "checkpoints", 3, contents)
+    folder.write(
+        directory / "checkpoints", 3, tensors=tensors, documents={"training_state.json": document},
+        folders={name: parts / name for name in carried},
+    )  # fmt: skip
     config = {"model": to_dict(made_model), "objective": to_dict(made_objective), "shape": to_dict(shape)}
     write_json(directory / "config.json", {**config, "encoder": encoder or {}, "fingerprints": fingerprints})
     return directory

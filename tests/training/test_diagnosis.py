@@ -40,8 +40,7 @@ def test_poisoned_examples_are_named_by_their_numbers(tmp_path: Path) -> None:
     data.train.fields["latents"][[3, 5], 1] = math.inf  # type: ignore[attr-defined]
     run = task.built(spec, tmp_path, data=data)
     run.loader.plan.epoch = lambda number: [(torch.arange(8).numpy(), 12)]  # type: ignore[method-assign,assignment]
-    text = diagnosis(run, tmp_path)
-    assert "latents of examples [3, 5]" in text
+    assert "latents of examples [3, 5]" in diagnosis(run, tmp_path)
 
 
 def test_a_parameter_that_is_not_finite_is_named(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from mm_ldlm.training.diagnostics import ZERO_DIAGNOSES
 def test_diagnosed_steps_train_to_the_same_bits(tmp_path: Path) -> None:
     runs = []
     for every in (0, 2):
-        spec = task.spec(diagnose_every=every)
-        runs.append(task.built(spec, tmp_path / str(every)))
+        runs.append(task.built(task.spec(diagnose_every=every), tmp_path / str(every)))
         loop.train(runs[-1])
     assert task.largest_difference(task.held(runs[0]), task.held(runs[1])) == 0
     steps = [line["step"] for line in runs[1].tracker.lines if "param_norm/text_head" in line]

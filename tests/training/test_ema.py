@@ -38,8 +38,7 @@ def test_averages_take_the_place_of_the_weights_and_give_it_back() -> None:
 
 
 def test_a_run_without_averages_has_none() -> None:
-    model = nn.Linear(3, 2)
-    ema = Ema(model, EmaConfig(enabled=False))
+    ema = Ema(nn.Linear(3, 2), EmaConfig(enabled=False))
     ema.update(0)
     with ema.swapped():
         assert ema.values == {}

@@ -92,10 +92,3 @@ def test_a_follower_sees_every_line_once_also_of_a_new_run(tmp_path: Path) -> No
     done.set()
     seen += [line["step"] for batch in lines for line in batch]
     assert seen == list(range(1, 50))
-
-
-def test_a_tracker_without_a_file_records_nothing() -> None:
-    log = Tracker()
-    log.metrics(1, {"a": 1})
-    log.event(1, "x")
-    log.close()

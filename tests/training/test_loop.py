@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_a_step_that_is_not_finite_changes_nothing(fault: str, tmp_path: Path) -
     (skip,) = run.tracker.of("skip")
     (diagnosis,) = run.tracker.of("diagnosis")
     assert (skip["step"], diagnosis["step"], run.learner.state.skipped) == (3, 3, 1)
-    assert loop.train(dataclasses.replace(run, stop_requested=loop.never)) == "finished"
+    assert loop.train(dataclasses.replace(run, stop_requested=lambda: False)) == "finished"
     assert task.largest_difference(before, task.held(run)) > 0
 
 
@@ -127,17 +128,12 @@ def test_a_run_rolls_back_lowers_its_rate_and_continues_with_other_data(times: i
     assert len(at_three) >= 2
 
 
-def test_pitfall_08_a_run_that_goes_on_failing_stops_and_says_why(tmp_path: Path) -> None:
+def test_pitfall_08_a_run_that_goes_on_failing_stops_and_says_why(tmp_path: Path, refuses: Callable[..., Any]) -> None:
     faults = [{"kind": "nan_loss", "step": step} for step in range(4, 10)]
     guard = {"max_consecutive_skips": 2, "max_rollbacks": 1}
     run = task.built(task.spec(faulty(*faults), checkpoint={"every_steps": 3}, guard=guard), tmp_path)
-    with pytest.raises(TrainingDiverged) as raised:
+    with refuses(TrainingDiverged, "step-00000003", "rolled back 1 times", "outputs are finite, but not the loss"):
         loop.train(run)
-    message = str(raised.value)
-    assert "\n" not in message
-    assert "step-00000003" in message
-    assert "rolled back 1 times" in message
-    assert "outputs are finite, but not the loss" in message
 
 
 def test_a_run_that_fails_before_its_first_checkpoint_stops(tmp_path: Path) -> None:
@@ -150,13 +146,11 @@ def test_a_run_that_fails_before_its_first_checkpoint_stops(tmp_path: Path) -> N
 @pytest.mark.parametrize("step", [4, 9])
 def test_pitfall_39_nothing_that_is_not_finite_is_committed(step: int, tmp_path: Path) -> None:
     """Loss and gradient are finite, but a weight is not after the update; also at the last step."""
-    fault = {"kind": "inf_weight", "step": step}
-    spec = task.spec(faulty(fault), checkpoint=EVERY_STEP)
+    spec = task.spec(faulty({"kind": "inf_weight", "step": step}), checkpoint=EVERY_STEP)
     run = task.built(spec, tmp_path)
     with pytest.raises(TrainingDiverged, match="not finite") as raised:
         loop.train(run)
     last = latest(tmp_path / "run/checkpoints")
-    assert last is not None
     assert last.name == f"step-{step:08d}"
     assert last.name in str(raised.value)
     assert len(run.tracker.of("rollback")) == spec.training.guard.max_rollbacks
@@ -167,8 +161,7 @@ def test_pitfall_39_nothing_that_is_not_finite_is_committed(step: int, tmp_path:
 
 
 def test_a_request_to_stop_saves_and_the_minutes_finish(tmp_path: Path) -> None:
-    run = task.built(task.spec(), tmp_path / "stopped")
-    assert task.train_until(run, 4) == "stopped"
+    assert task.train_until(task.built(task.spec(), tmp_path / "stopped"), 4) == "stopped"
     assert task.saved(tmp_path / "stopped", 4)
     timed = task.built(task.spec(max_minutes=1e-9), tmp_path / "timed")
     assert loop.train(timed) == "finished"

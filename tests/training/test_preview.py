@@ -49,7 +49,6 @@ def test_a_held_out_sentence_is_rebuilt_or_a_text_is_written_from_noise(
 
 def test_the_sentence_has_median_length_and_if_possible_no_unknown_word(run_of: Callable[..., loop.Run]) -> None:
     preview = run_of().preview
-    assert preview is not None
     lengths = preview.source.lengths
     plain = preview._usual_row(None)
     assert abs(lengths[plain[0]] - np.median(lengths)) == np.abs(lengths - np.median(lengths)).min()
@@ -78,7 +77,6 @@ def test_an_error_ends_the_previews_only(run_of: Callable[..., loop.Run], monkey
 
 def test_slow_sentences_are_shown_less_often(run_of: Callable[..., loop.Run], monkeypatch: pytest.MonkeyPatch) -> None:
     run, now = run_of(show_every_seconds=10), [100.0]
-    assert run.preview is not None
     write = run.preview._write
 
     def slow(length: int) -> list[int]:

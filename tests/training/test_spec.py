@@ -18,11 +18,9 @@ Plan = Callable[..., TrainingSpec]
 
 def test_the_first_limit_ends_the_training_at_an_exact_step(planned: Plan, dataset: Dataset) -> None:
     lengths = dataset.lengths("train")
-    by_epoch = planned(max_steps=None, epochs=2)
-    assert by_epoch.training.max_steps == 12
+    assert planned(max_steps=None, epochs=2).training.max_steps == 12
     tokens = int(lengths.sum())
-    by_tokens = planned(max_steps=None, max_tokens=tokens)
-    assert by_tokens.training.max_steps == 6
+    assert planned(max_steps=None, max_tokens=tokens).training.max_steps == 6
     assert planned(max_steps=3, epochs=2, max_tokens=10 * tokens).training.max_steps == 3
     assert planned(max_steps=99, epochs=2, max_tokens=10 * tokens).training.max_steps == 12
 

@@ -1,6 +1,7 @@
 """The counters of a run take back what they gave, and nothing else."""
 
 import dataclasses
+import itertools
 import random
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from mm_ldlm.core import CheckpointError
 from mm_ldlm.training.state import TrainingState, seed_everything
 
 FIELDS = [field.name for field in dataclasses.fields(TrainingState)]
@@ -20,12 +22,13 @@ def test_counters_are_restored_as_they_were() -> None:
     assert restored == state
 
 
-@pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("value", ["1", True, [1], float("nan"), -1])
+@pytest.mark.parametrize(
+    ("field", "value"), [("lr_scale", 0.0), *itertools.product(FIELDS, ["1", True, [1], float("nan"), -1])]
+)
 def test_a_value_that_no_run_can_have_is_refused(field: str, value: Any) -> None:
     if (field, value) == ("best", -1):
         value = "-1"  # a validation score may be negative
-    with pytest.raises(ValueError, match=field):
+    with pytest.raises(CheckpointError, match=field):
         TrainingState().load({field: value})
 
 
@@ -37,8 +40,3 @@ def test_a_step_of_a_rank_has_random_numbers_of_its_own() -> None:
     first, again, *others = (numbers(*of) for of in ((1, 2, 0), (1, 2, 0), (1, 2, 1), (1, 3, 0), (2, 2, 0)))
     assert first == again
     assert all(len({each[kind] for each in (first, *others)}) == 4 for kind in range(3))
-
-
-def test_a_run_without_a_learning_rate_is_refused() -> None:
-    with pytest.raises(ValueError, match="lr_scale"):
-        TrainingState().load({"lr_scale": 0.0})

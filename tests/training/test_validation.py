@@ -15,11 +15,9 @@ from mm_ldlm.training.validation import Validation
 
 @pytest.mark.parametrize("kind", OBJECTIVES.known)
 def test_every_kind_is_validated_the_same_way_each_time_and_changes_nothing(kind: str, tmp_path: Path) -> None:
-    spec = task.spec(kind, validate_every=1, validation_examples=20)
-    run = task.built(spec, tmp_path)
+    run = task.built(task.spec(kind, validate_every=1, validation_examples=20), tmp_path)
     task.train_until(run, 2)
     before, mode = task.held(run), run.learner.root.training
-    assert run.validate is not None
     first, again = run.validate(2), run.validate(2)
     assert first == again
     assert all(math.isfinite(value) for value in first.values())
@@ -35,7 +33,6 @@ def test_every_kind_is_validated_the_same_way_each_time_and_changes_nothing(kind
 def test_pitfall_20_the_averages_are_validated(tmp_path: Path) -> None:
     run = task.built(task.spec(validate_every=1), tmp_path)
     loop.train(run)
-    assert run.validate is not None
     averaged = run.validate(10)
     with run.learner.ema.swapped():
         run.learner.ema.values = {}
@@ -52,13 +49,11 @@ def test_the_batch_size_of_the_validation_changes_only_the_noise_of_its_batches(
     whole = Validation(
         task.data(spec).train, run.learner, task.spec("autoregressive", validation_examples=20), task.ALONE
     )
-    assert run.validate is not None
     assert run.validate(2)["loss"] == pytest.approx(whole(2)["loss"], rel=1e-5)
 
 
 def test_a_text_costs_its_own_length(tmp_path: Path) -> None:
     run = task.built(task.spec("text_diffusion", validate_every=1), tmp_path)
-    assert isinstance(run.validate, Validation)
     length_n = torch.from_numpy(run.validate.plan.lengths)
     found, expected = [], []
     for logits_N in (torch.zeros(12), torch.arange(12.0)):
@@ -72,7 +67,6 @@ def test_it_reads_a_fixed_part_of_the_examples(tmp_path: Path) -> None:
     parts = []
     for name, count in (("first", 10), ("again", 10), ("all", 1000)):
         run = task.built(task.spec(validate_every=1, validation_examples=count), tmp_path / name)
-        assert isinstance(run.validate, Validation)
         parts.append(run.validate.examples.tolist())
         read = run.validate.loader.make
         seen: list[int] = []

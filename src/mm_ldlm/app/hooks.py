@@ -1,32 +1,28 @@
 """Hooks of every run: parse the parameters, check what the run needs, lock the data folders, count the seconds."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kedro.framework.hooks import hook_impl
-from kedro.io import MemoryDataset
+from kedro.io import CatalogProtocol, MemoryDataset
+from kedro.pipeline import Node, Pipeline
 
 from mm_ldlm.app.datasets import WorkspaceDataset
-from mm_ldlm.app.locks import FOLDERS, FolderLocks
+from mm_ldlm.app.locks import FOLDERS, lock_folders
 from mm_ldlm.app.parameters import SECTIONS, check_machine, check_parameters
+from mm_ldlm.app.progress import Follower, ProgressSink, follower_of
 from mm_ldlm.core import ConfigurationError, duration
 from mm_ldlm.core.files import refuse_other, remove_temporaries
+from mm_ldlm.data.features import from_encoder
 from mm_ldlm.distributed.environment import hosts
+from mm_ldlm.distributed.launch import check_number, with_environment
 from mm_ldlm.pipelines import MAIN, PIPELINES, executed_by
-
-if TYPE_CHECKING:
-    from kedro.framework.context import KedroContext
-    from kedro.io import CatalogProtocol
-    from kedro.pipeline import Pipeline
-    from kedro.pipeline.node import Node
-
-    from mm_ldlm.app.progress import Follower
+from mm_ldlm.training.config import refuse_empty_splits, splits_read
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +30,8 @@ TIMINGS = "timings"
 """Catalog entry with the seconds of each pipeline in its last run"""
 _ON_HOSTS = {"embedding", "training"}
 """Pipelines that several hosts run together"""
+_PAGES = {"report", "comparison_report", "sts_scores"}
+"""Outputs that contain the scores of others"""
 _OF_A_RUN = {"sampling", "evaluation", "reporting", "sts"}
 """Pipelines that use a run that is chosen by its path"""
 
@@ -44,10 +42,9 @@ class ProjectHooks:
     def __init__(self) -> None:
         self.loading: str | None = None
         """Dataset that is being loaded, for the message of a failed load (`mm_ldlm.cli.unreadable`)."""
-        self._project = Path()
         self._entries: Mapping[str, Any] = {}
-        self._catalog: CatalogProtocol | None = None
-        self._locks = FolderLocks()
+        self._catalog: Any = None
+        self._locks = ExitStack()
         self._first = True  # this host writes the outputs and records the run; several may run the same command
         self._follower: Follower | None = None
         self._executed: dict[str, list[str]] = {}
@@ -57,10 +54,6 @@ class ProjectHooks:
         self._last: float | None = None  # time of the last event
 
     # -- before the first node -----------------------------------------------------------------------------------------
-
-    @hook_impl
-    def after_context_created(self, context: KedroContext) -> None:
-        self._project = context.project_path
 
     @hook_impl
     def after_catalog_created(self, catalog: CatalogProtocol, conf_catalog: dict[str, Any]) -> None:
@@ -77,7 +70,7 @@ class ProjectHooks:
     @hook_impl
     def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Check and parse all parameters, replace them in the catalog by their types, and lock the folders."""
-        self._locks.release()
+        self._locks.close()
         self._catalog = catalog
         parameters, executed, found = catalog.load("parameters"), executed_by(pipeline), hosts()
         self._first = found.is_first
@@ -94,8 +87,6 @@ class ProjectHooks:
         for name, section in typed.items():
             catalog[f"params:{name}"] = MemoryDataset(section, copy_mode="assign")
         self._check_machine(pipeline, typed)
-        from mm_ldlm.training.config import splits_read
-
         self._executed, self._splits = executed, {}
         if "training" in executed:
             self._splits |= splits_read(typed["training"])
@@ -105,7 +96,7 @@ class ProjectHooks:
         self._seconds.clear()
         if self._first:
             folders = {part: Path(self._entries[entry]["filepath"]).parents[1] for part, entry in FOLDERS.items()}
-            self._locks.take(pipeline, folders)
+            lock_folders(self._locks, pipeline, folders)
             for entry in map(catalog.get, (*pipeline.all_outputs(), TIMINGS)):
                 if path := getattr(entry, "_filepath", None) or getattr(entry, "_path", None):  # of a killed run
                     remove_temporaries(path)
@@ -114,8 +105,6 @@ class ProjectHooks:
         self._last = None
 
     def _check_machine(self, pipeline: Pipeline, typed: Mapping[str, Any]) -> None:
-        from mm_ldlm.data.features import from_encoder
-        from mm_ldlm.distributed.launch import check_number, with_environment
         from mm_ldlm.evaluation.config import check_sets
         from mm_ldlm.training.initial import refuse_missing_origin
 
@@ -184,8 +173,6 @@ class ProjectHooks:
         if not node.tags & {"sampling", "evaluation"}:
             log.info("%s · %s", "+".join(name for name in PIPELINES if name in node.tags), node.name.rpartition(".")[2])
         if {"training_spec", "runs"} <= inputs.keys():
-            from mm_ldlm.app.progress import ProgressSink, follower_of
-
             later = [name for name in MAIN[MAIN.index("training") + 1 :] if name in self._executed]
             known = [self._earlier[name] for name in later if name in self._earlier]
             sink = ProgressSink(
@@ -212,8 +199,6 @@ class ProjectHooks:
     def after_dataset_saved(self, dataset_name: str, data: Any, node: Node) -> None:
         self._count(node)
         if dataset_name == "preparation_report" and self._splits:
-            from mm_ldlm.training.config import refuse_empty_splits
-
             refuse_empty_splits(data["splits"], read=self._splits)
 
     def _refuse_other(self, dataset_name: str) -> None:
@@ -222,7 +207,6 @@ class ProjectHooks:
             refuse_other(path)
 
     def _path_of(self, dataset_name: str) -> Path | None:
-        assert self._catalog is not None
         path = getattr(self._catalog.get(dataset_name), "_filepath", None)
         return None if path is None else Path(str(path))
 
@@ -238,7 +222,7 @@ class ProjectHooks:
 
         A pipeline of which only some nodes run keeps its earlier time.
         """
-        if self._catalog is not None and self._first:
+        if self._first:
             partly = {name for name, nodes in self._executed.items() if len(nodes) < len(PIPELINES.load(name)().nodes)}
             found = {**self._earlier, **self._seconds}
             found |= {name: self._earlier[name] for name in partly & self._earlier.keys()}
@@ -254,28 +238,29 @@ class ProjectHooks:
         parts = ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())
         log.info("seconds: %s; together %.0f", parts, sum(seconds.values()))
         self._show_results(pipeline.all_outputs())
-        self._locks.release()
+        self._show_size()
+        self._locks.close()
 
     def _show_results(self, saved: set[str]) -> None:
-        """Log the scores, the files that contain them, and the size of all artifacts."""
-        assert self._catalog is not None
-        catalog = self._catalog
-        results = {name.removeprefix("metrics_"): catalog.load(name) for name in saved if name.startswith("metrics_")}
+        """Log the scores, and the files of the last results."""
+        load = self._catalog.load
+        results = {name.removeprefix("metrics_"): load(name) for name in saved if name.startswith("metrics_")}
         if results:
             from mm_ldlm.evaluation.report.page import score_lines
             from mm_ldlm.evaluation.suites import flat_metrics
 
             for line in score_lines(flat_metrics(results, {})):
                 log.info(line)
-        outcome = saved & {"report", "comparison_report", "sts_scores"}
-        if not outcome:
-            outcome = {f"metrics_{name}" for name, found in results.items() if "skipped" not in found}
-        if not outcome:
-            outcome = {name for name in saved if name.startswith("samples_") and len(catalog.load(name))}
-        for name in sorted(outcome):
-            cosines = catalog.load(name).get("cosine", []) if name.startswith("samples_") else []
-            mean = f"mean cosine {sum(cosines) / len(cosines):.3f} of {len(cosines)} in " if len(cosines) else ""
-            log.info("%s: %s%s", name.replace("_", " "), mean, self._path_of(name))
+        scored = {f"metrics_{name}" for name, found in results.items() if "skipped" not in found}
+        found = dict.fromkeys(saved & _PAGES or scored, "")
+        if not found:
+            tables = {name: load(name) for name in saved if name.startswith("samples_")}
+            found = {name: _mean_cosine(table) for name, table in tables.items() if len(table)}
+        for name in sorted(found):
+            log.info("%s: %s%s", name.replace("_", " "), found[name], self._path_of(name))
+
+    def _show_size(self) -> None:
+        """Log the size of all artifacts."""
         folders = {Path(self._entries[entry]["filepath"]).parents[1] for entry in FOLDERS.values()}
         files = [path for folder in folders for path in folder.glob("0*/**/*") if path.is_file()]
         size = sum(path.stat().st_size for path in files) / 1e6
@@ -284,4 +269,10 @@ class ProjectHooks:
     @hook_impl
     def on_pipeline_error(self) -> None:
         self._end_follower()
-        self._locks.release()
+        self._locks.close()
+
+
+def _mean_cosine(samples: Any) -> str:
+    """Describe the cosines of a table of samples, before its path; an empty text if it has none."""
+    cosines = samples.get("cosine", ())
+    return f"mean cosine {sum(cosines) / len(cosines):.3f} of {len(cosines)} in " if len(cosines) else ""

@@ -6,17 +6,13 @@ can be trained at the same time on the same data. The sessions of a comparison h
 `kedro run` (kedro-viz, notebooks, `MMLDLM.from_run`) takes no lock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from kedro.pipeline import Node, Pipeline
 
 from mm_ldlm.core import ConfigurationError, locks
-
-if TYPE_CHECKING:
-    from kedro.pipeline import Pipeline
-    from kedro.pipeline.node import Node
 
 FOLDERS = {"data": "records", "features": "latents", "results": "dataset"}
 """Part, in the order of a run → a catalog entry in one of its layers"""
@@ -24,44 +20,28 @@ WRITERS = {"ingestion": "data", "embedding": "features"}
 """Pipeline → the part that it writes to; all others write to the results."""
 
 
-class FolderLocks:
-    """The locks that this process holds for its run."""
+def lock_folders(held: ExitStack, pipeline: Pipeline, folders: Mapping[str, Path]) -> None:
+    """Lock the parts that the nodes of a run write to or may read, in these folders, until `held` is closed.
 
-    def __init__(self) -> None:
-        self._held: dict[str, locks.Lock] = {}
-
-    def take(self, pipeline: Pipeline, folders: Mapping[str, Path]) -> None:
-        """Lock the parts that the nodes of a run write to or may read, in these folders.
-
-        Raises:
-            ConfigurationError: another run holds one of them; the message names it.
-        """
-        writes = [part for part in FOLDERS if any(_part(node) == part for node in pipeline.nodes)]
-        reads = pipeline.datasets().intersection(FOLDERS.values())  # none by a comparison, of which the sessions read
-        used = list(FOLDERS)[: list(FOLDERS).index(writes[-1]) + 1] if writes and reads else writes
-        for part in used:
-            path = folders[part] / f".{part}.lock"
-            use: locks.Use = "write" if part in writes else "read"
-            if (held := locks.take(path, use)) is None:
-                raise ConfigurationError(_taken(part, path, use))
-            self._held[part] = held
-
-    def release(self) -> None:
-        """Release all locks."""
-        for held in self._held.values():
-            held.release()
-        self._held = {}
+    Raises:
+        ConfigurationError: another run holds one of them; the message names it.
+    """
+    writes = [part for part in FOLDERS if any(_part(node) == part for node in pipeline.nodes)]
+    reads = pipeline.datasets().intersection(FOLDERS.values())  # none by a comparison, of which the sessions read
+    used = list(FOLDERS)[: list(FOLDERS).index(writes[-1]) + 1] if writes and reads else writes
+    for part in used:
+        path = folders[part] / f".{part}.lock"
+        use: locks.Use = "write" if part in writes else "read"
+        if (file := locks.take(path, use)) is None:
+            mine, theirs = ("writes", "uses") if use == "write" else ("uses", "writes")
+            raise ConfigurationError(
+                f"expected no other run that {theirs} the {part} in {path.parent} while this one {mine} them, found "
+                f"{locks.holder(path)}. Wait for it, stop it, or choose another folder: "
+                f"`--params {'results' if part == 'results' else 'data'}=FOLDER`."
+            )
+        held.enter_context(file)
 
 
 def _part(node: Node) -> str:
     """Return the part of the data folders that a node writes to."""
     return next((part for name, part in WRITERS.items() if name in node.tags), "results")
-
-
-def _taken(part: str, path: Path, use: str) -> str:
-    mine, theirs = ("writes", "uses") if use == "write" else ("uses", "writes")
-    return (
-        f"expected no other run that {theirs} the {part} in {path.parent} while this one {mine} them, found "
-        f"{locks.holder(path)}. Wait for it, stop it, or choose another folder: "
-        f"`--params {'results' if part == 'results' else 'data'}=FOLDER`."
-    )

@@ -27,7 +27,7 @@ from mm_ldlm.core import (
     summarise,
 )
 from mm_ldlm.core.files import problem
-from mm_ldlm.training.checkpoints.reference import CHOSEN, chosen_run, config_of
+from mm_ldlm.training.checkpoints.reference import CHOSEN, chosen_run, config_of, split_path
 
 SECTIONS = Registry(
     "section",
@@ -117,7 +117,7 @@ def _of_run(path: str, typed: Mapping[str, Any]) -> dict[str, Any]:
             f"parameter '{named[0]}.checkpoint': expected latest, because 'run' names the checkpoint {chosen}, found "
             f"{show(found[named[0]])}. Leave it out, or give the folder of the run as 'run'."
         )
-    config = config_of(path)
+    config = config_of(split_path(path)[0])
     return {
         key: parse_kind(SECTIONS.load(key), config[key], at=f"{key} (of the run {path})")
         for key in ("model", "objective")

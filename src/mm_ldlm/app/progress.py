@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core import duration, reason_of, show
+from mm_ldlm.training.checkpoints.reference import LOG
 from mm_ldlm.training.jsonl import follow, number
-from mm_ldlm.training.session import LOG
 
 log = logging.getLogger(__name__)
 Lines = Sequence[dict[str, Any]]

@@ -4,8 +4,6 @@ Each message states what was expected, what was found (with numbers) and what to
 them; any other exception that escapes is a bug.
 """
 
-from __future__ import annotations
-
 LONGEST = 1200
 """Characters of one line of a message"""
 MOST_LINES = 40
@@ -52,7 +50,7 @@ class UnsafePathError(MMLDLMError):
             "file into the folder."
         )
 
-    def __reduce__(self) -> tuple[type[UnsafePathError], tuple[object, object, str]]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), self._made_of
 
 
@@ -103,10 +101,6 @@ class WorkerFailed(MMLDLMError):
     def __init__(self, message: str, *, error_class: str = "") -> None:
         super().__init__(message)
         self.error_class = error_class
-
-    def caused_by(self, kind: type[BaseException]) -> bool:
-        """Return whether the rank that failed first was ended by an exception of exactly this class."""
-        return self.error_class == kind.__name__
 
 
 class SamplingError(MMLDLMError):

@@ -7,6 +7,7 @@ that ends. The lines of the file are the records of its holders, for the message
 import contextlib
 import datetime
 import fcntl
+import io
 import json
 import os
 import socket
@@ -22,20 +23,9 @@ Use = Literal["write", "read"]
 _COMMAND_LETTERS = 200
 
 
-class Lock:
-    """A lock that this process holds until `release`, or until it ends."""
-
-    def __init__(self, file: IO[str] | None) -> None:
-        self._file = file
-
-    def release(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def take(path: Path, use: Use) -> Lock | None:
-    """Take a lock at once; None if another process holds one that excludes it.
+def take(path: Path, use: Use) -> IO[str] | None:
+    """Take a lock at once, which lasts until the returned file is closed or this process ends; None if another process
+    holds one that excludes it.
 
     A reader of a folder that it cannot write to needs no lock where there is no lock file.
 
@@ -51,28 +41,21 @@ def take(path: Path, use: Use) -> Lock | None:
         try:
             file = open(path, encoding="utf-8")  # noqa: SIM115
         except OSError:
-            return Lock(None)
-    if not try_lock(file, use):
+            return io.StringIO()
+    try:
+        fcntl.flock(file, (fcntl.LOCK_EX if use == "write" else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
         file.close()
         return None
+    except OSError:  # a file system without locks
+        pass
     with contextlib.suppress(OSError):  # a full disk: the lock holds without its record
         if use == "write":
             file.truncate(0)
         if file.writable():
             file.write(json.dumps(_record(use)) + "\n")
             file.flush()
-    return Lock(file)
-
-
-def try_lock(file: IO[str], use: Use) -> bool:
-    """Lock an open file without waiting; True as well on a file system without locks."""
-    try:
-        fcntl.flock(file, (fcntl.LOCK_EX if use == "write" else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+    return file
 
 
 def holder(path: Path) -> str:
@@ -80,7 +63,7 @@ def holder(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
         for line in reversed(path.read_text(encoding="utf-8", errors="replace").splitlines()):
             record = json.loads(line)
-            here = record["host"] == _host()
+            here = record["host"] == socket.gethostname()
             if not here or psutil.pid_exists(record["pid"]):
                 place = "" if here else f" on {record['host']}"
                 return f"process {record['pid']}{place}, since {record['since']}: {record['command']}"
@@ -89,10 +72,10 @@ def holder(path: Path) -> str:
 
 def _record(use: Use) -> dict[str, Any]:
     words = [Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python", *sys.argv[1:]]
-    command = mask(" ".join(words))
-    since = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-    return {"pid": os.getpid(), "host": _host(), "since": since, "use": use, "command": command[:_COMMAND_LETTERS]}
-
-
-def _host() -> str:
-    return socket.gethostname()
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
+        "use": use,
+        "command": mask(" ".join(words))[:_COMMAND_LETTERS],
+    }

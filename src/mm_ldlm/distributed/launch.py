@@ -5,7 +5,6 @@ The workers are started as `python -m MODULE ARGS` (by `entry`), so that they im
 """
 
 import contextlib
-import dataclasses
 import logging
 import os
 import shutil
@@ -16,7 +15,6 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import mm_ldlm
 from mm_ldlm.core import ConfigurationError, Duration, NonNegativeInt, PositiveInt, WorkerFailed, Workers, config
@@ -77,12 +75,11 @@ class LaunchConfig(RanksConfig):
 def with_environment(config: RanksConfig) -> LaunchConfig:
     """Replace settings by those of MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and NPROC_PER_NODE."""
     found = environment.hosts()
-    own: dict[str, Any] = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     nodes = found.nodes or config.nodes
     rendezvous = found.endpoint if found.endpoint is not None and nodes > 1 else config.rendezvous
     processes = found.processes or config.processes
     changes = {"node_rank": found.node_rank, "nodes": nodes, "rendezvous": rendezvous, "processes": processes}
-    return LaunchConfig(**own | changes)
+    return LaunchConfig(**{**vars(config), **changes})
 
 
 def check_number(config: LaunchConfig) -> None:
@@ -130,8 +127,7 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
-    from torch.distributed.launcher.api import LaunchConfig as ElasticConfig
-    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.launcher import api
 
     for name in ("torch.distributed.elastic", "torch.distributed.launcher"):  # errors are reported below
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -142,7 +138,7 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
     alone = config.nodes == 1 or config.rendezvous is None
     endpoint = "localhost:0" if alone else str(config.rendezvous)  # port 0: a free one
     address = "127.0.0.1" if alone else config.address or environment.address_towards(endpoint)
-    elastic = ElasticConfig(
+    elastic = api.LaunchConfig(
         min_nodes=config.nodes,
         max_nodes=config.nodes,
         nproc_per_node=config.processes,
@@ -164,7 +160,7 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
             _environment_of_workers(environment.interface_of(address) if address else None),
             _restored_signal_handlers(),
         ):
-            elastic_launch(elastic, sys.executable)("-u", "-m", entry.__name__, module, *arguments)
+            api.elastic_launch(elastic, sys.executable)("-u", "-m", entry.__name__, module, *arguments)
     except ChildFailedError as error:
         text, error_class = failure.explain(error.failures, log_directory, since=started)
         again = f" (after {config.max_restarts} restarts)" if config.max_restarts else ""

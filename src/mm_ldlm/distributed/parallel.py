@@ -146,8 +146,7 @@ class SharedMemory:
 
     def average_(self, tensor: Tensor) -> None:
         """Average a contiguous tensor over all ranks, in place; every rank must call it with equal shapes."""
-        most = self.slots.shape[2] // tensor.element_size()
-        for part in tensor.view(-1).split(most):
+        for part in tensor.view(-1).split(self.slots.shape[2] // tensor.element_size()):
             slots = self.slots[self.turn].view(tensor.dtype)[:, : len(part)]
             self.turn = 1 - self.turn
             torch.div(part, self.world, out=slots[self.rank])

@@ -26,7 +26,6 @@ from mm_ldlm.core import (
     parse_kind,
     show,
 )
-from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.encoders.base import load_encoder, no_encoder, parse_encoder
 from mm_ldlm.data.features import feature_of
@@ -41,6 +40,7 @@ from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.reference import config_of
 from mm_ldlm.training.checkpoints.weights import identity_of, load_tensors, refuse_other, saved_tensors
 
 
@@ -165,17 +165,12 @@ def run_config(path: Path, checkpoint: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    places = [place / "config.json" for place in (path, *checkpoint.parents[:2])]
-    file = next((place for place in places if place.is_file()), places[0])
-    remedy = "Restore it, or give the path of another run."
-    config = InputFile(file, remedy=remedy, error=CheckpointError).json(dict)
-    if missing := sorted({"model", "objective", "shape"} - set(config)):
-        raise CheckpointError(f"{file}: expected the keys model, objective and shape, found no {missing[0]}. {remedy}")
+    config = config_of(path, *checkpoint.parents[:2])
     try:
         shape = parse(DataShape, config["shape"], at="shape")
         fingerprints = check(config.get("fingerprints", {}), dict[str, str], name="fingerprints")
     except MMLDLMError as error:
-        raise CheckpointError(f"{file}: {error} {remedy}") from None
+        raise CheckpointError(f"{path}: config.json: {error} Restore it, or choose another run.") from None
     return {**config, "shape": shape, "fingerprints": fingerprints}
 
 

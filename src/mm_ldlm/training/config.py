@@ -1,12 +1,10 @@
 """Parameters of training: batches, optimizer, EMA, precision, guard and checkpoints."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from mm_ldlm.core import (
     AutoDevice,
@@ -75,7 +73,7 @@ class BatchConfig:
                 f"set exactly one of {', '.join(_SIZES)} and the others to null, found {listed}", *(found or _SIZES)
             )
 
-    def of_processes(self, world: int) -> BatchConfig:
+    def of_processes(self, world: int) -> Self:
         """Return this configuration with the size of the global batch of `world` processes instead of that per device.
 
         Every batch of a budget of tokens then has examples for each micro-batch of each process.
@@ -88,7 +86,7 @@ class BatchConfig:
         else:
             return self
         per_device = {"examples_per_device": None, "tokens_per_device": None}
-        return parse(BatchConfig, to_dict(self) | per_device | size, at="training.batch")
+        return parse(type(self), to_dict(self) | per_device | size, at="training.batch")
 
 
 @config

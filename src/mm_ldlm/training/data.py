@@ -43,8 +43,7 @@ def token_counts(source: Source, shape: DataShape) -> torch.Tensor:
     counts = np.zeros(ids, np.int64)
     for start in range(0, len(source.lengths), _COUNTED_ROWS):
         rows = np.arange(start, min(start + _COUNTED_ROWS, len(source.lengths)))
-        tokens = source.tokens(rows, length=shape.max_length)
-        counts += np.bincount(tokens.reshape(-1), minlength=ids)
+        counts += np.bincount(source.tokens(rows, length=shape.max_length).reshape(-1), minlength=ids)
     counts[shape.pad_id] = 0
     return torch.from_numpy(counts)
 

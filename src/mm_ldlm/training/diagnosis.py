@@ -6,12 +6,12 @@ All ranks repeat the step together, as sharded models need, and exchange their f
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from mm_ldlm.core.files import write_text
 from mm_ldlm.distributed import collectives
@@ -143,8 +143,7 @@ def _gradients(found: Findings, gradients: dict[str, Tensor]) -> None:
 
 def _outputs(found: Findings, name: str) -> Any:
     def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:
-        bad = not all(map(_finite, _floats(outputs)))
-        if bad and found.forward is None and all(map(_finite, _floats(inputs))):
+        if found.forward is None and not _all_finite(outputs) and _all_finite(inputs):
             found.forward = name
 
     return hook
@@ -154,10 +153,6 @@ def _finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.detach()).all())
 
 
-def _floats(value: Any) -> Iterator[Tensor]:
-    """Yield every floating-point tensor inside nested tuples, lists and dicts."""
-    if isinstance(value, Tensor) and value.is_floating_point():
-        yield value
-    elif isinstance(value, (tuple, list, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _floats(item)
+def _all_finite(value: Any) -> bool:
+    """Return whether every floating-point tensor inside nested tuples, lists and dicts is finite."""
+    return all(_finite(leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point())

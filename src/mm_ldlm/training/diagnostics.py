@@ -20,9 +20,9 @@ from mm_ldlm.distributed.process import Process
 from mm_ldlm.models.layers import Attention
 from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.objectives.base import Batch
-from mm_ldlm.training.checkpointer import Learner
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.jsonl import Tracker
+from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.stepper import Stepper
 
 ZERO_DIAGNOSES = 3

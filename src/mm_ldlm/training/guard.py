@@ -113,8 +113,7 @@ class Guard:
         return (value - middle) / max(spread, 0.01 * abs(middle), 1e-12)
 
     def _admit(self, name: str, value: float) -> None:
-        window = self._windows.setdefault(name, collections.deque(maxlen=self.config.spike_window))
-        window.append(value)
+        self._windows.setdefault(name, collections.deque(maxlen=self.config.spike_window)).append(value)
 
     def to_dict(self) -> dict[str, Any]:
         windows = {name: list(window) for name, window in self._windows.items()}

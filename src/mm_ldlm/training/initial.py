@@ -2,11 +2,8 @@
 embedding table and of the output layer belong to tokens.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import Any
 
 from mm_ldlm.core import CheckpointError, ConfigurationError, nearest, show, to_dict
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
@@ -16,8 +13,6 @@ from mm_ldlm.training.checkpoints.weights import differences, load_tensors, pers
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.spec import TrainingSpec
-
-TOKENIZER = "tokenizer"
 
 
 def refuse_missing_origin(training: TrainingConfig, *, runs: Path) -> None:
@@ -40,17 +35,6 @@ def refuse_missing_origin(training: TrainingConfig, *, runs: Path) -> None:
         folder.find(path)
 
 
-def refuse_other_vocabulary(source: Path, tokenizer: TextTokenizer) -> None:
-    """Raise CheckpointError unless the checkpoint's rows belong to the same tokens as those of this run."""
-    if _identity(source).get(TOKENIZER) == tokenizer.fingerprint:
-        return
-    raise CheckpointError(
-        f"{source}: expected the vocabulary of this run ({tokenizer.vocab_size} tokens) for the weights of "
-        "training.init_from, found another one. Ingest the texts with the tokenizer of that run (tokenizer.path), or "
-        "leave training.init_from out."
-    )
-
-
 def initialise(
     root: TrainableRoot, path: Path, *, spec: TrainingSpec, tokenizer: Path | None, tracker: Tracker
 ) -> None:
@@ -68,8 +52,9 @@ def initialise(
     source = folder.find(path)
     name = "ema.safetensors" if (source / "ema.safetensors").is_file() else "model.safetensors"
     values = folder.tensors(source, name)
-    theirs = _identity(source).get("model")
-    if isinstance(theirs, dict) and (differing := differences(theirs, to_dict(spec.model))):
+    identity = folder.document(source, "training_state.json").get("identity")
+    theirs = identity if isinstance(identity, dict) else {}
+    if isinstance(of_model := theirs.get("model"), dict) and (differing := differences(of_model, to_dict(spec.model))):
         tracker.event(0, "init_differs", fields=differing)
     own = {name for name in values if name.startswith("objective.")} & dict(root.named_parameters()).keys()
     targets = {name: p for name, p in root.named_parameters() if own or not name.startswith("objective.")}
@@ -79,11 +64,11 @@ def initialise(
         if name not in buffers and (own or not name.startswith("objective."))
     }  # fmt: skip
     refuse_non_finite(values, source, remedy="Name another checkpoint in training.init_from.")
-    if tokenizer is not None:
-        refuse_other_vocabulary(source, TextTokenizer.load(tokenizer))
+    own_tokens = None if tokenizer is None else TextTokenizer.load(tokenizer)
+    if own_tokens is not None and theirs.get("tokenizer") != own_tokens.fingerprint:
+        raise CheckpointError(
+            f"{source}: expected the vocabulary of this run ({own_tokens.vocab_size} tokens) for the weights of "
+            "training.init_from, found another one. Ingest the texts with the tokenizer of that run (tokenizer.path), "
+            "or leave training.init_from out."
+        )
     load_tensors(targets, values, source)
-
-
-def _identity(source: Path) -> dict[str, Any]:
-    found = folder.document(source, "training_state.json").get("identity")
-    return found if isinstance(found, dict) else {}

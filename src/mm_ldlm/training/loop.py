@@ -16,23 +16,19 @@ from mm_ldlm.distributed.process import Process
 from mm_ldlm.models.parts import FreezingSnapshot, count_by_part
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.batch_plan import Loader, Planned
-from mm_ldlm.training.checkpointer import Checkpointer, Learner
+from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.checkpoints.reference import latest
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.diagnosis import diagnose
 from mm_ldlm.training.diagnostics import Diagnostics
 from mm_ldlm.training.guard import Verdict
 from mm_ldlm.training.jsonl import Tracker
+from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.preview import Preview
 from mm_ldlm.training.stepper import Averages, Stepper, Tally
 from mm_ldlm.training.throughput import Throughput
 
 Ending = Literal["finished", "stopped"]
-
-
-def never() -> bool:
-    """Return that nobody asked the training to stop."""
-    return False
 
 
 @dataclasses.dataclass
@@ -52,7 +48,7 @@ class Run:
     """step → validation losses"""
     preview: Preview | None = None
     """writes a sentence at intervals of time, on the first rank"""
-    stop_requested: Callable[[], bool] = never
+    stop_requested: Callable[[], bool] = lambda: False
     """whether this process received a signal to end (SIGTERM, SIGINT)"""
 
 

@@ -1,13 +1,13 @@
 """Optimizers of the trainable root: AdamW, and Muon for the matrices of the blocks; their learning-rate schedule."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.distributed.parallel import full
+from mm_ldlm.distributed.parallel import assign, full
 from mm_ldlm.training.config import OptimizerConfig
 
 
@@ -137,8 +137,8 @@ class Optimization:
             if isinstance(value, Tensor)
         }
 
-    def load(self, tensors: Mapping[str, Tensor], assign: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """Restore the state of `tensors()`; `assign(like, value)` makes a tensor placed like the parameter.
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the state of `tensors()`, each tensor placed and sharded like its parameter.
 
         Raises:
             KeyError: there is no such optimizer or parameter.
@@ -150,7 +150,9 @@ class Optimization:
             kind, rest = key.split("/", 1)
             name, entry = rest.rsplit("/", 1)
             p = self.named[name]
-            self.optimizers[kind].state[p][entry] = value.clone() if value.ndim == 0 else assign(p, value)
+            held = torch.empty_like(value if value.ndim == 0 else p, dtype=value.dtype)
+            assign(held, value)
+            self.optimizers[kind].state[p][entry] = held
         for kind, optimizer in self.optimizers.items():
             if len({frozenset(held) for held in optimizer.state.values()}) > 1:
                 raise ValueError(f"the parameters of {kind} have states with different entries")

@@ -127,10 +127,8 @@ def dry_step(run: Run) -> Check:
 
 def _agreed(checks: list[Check]) -> list[Check]:
     """Combine the checks of all ranks: those of this rank, replaced by the first failing one of any rank."""
-    everyone, found = collectives.gather(checks), []
-    for number, check in enumerate(checks):
-        failing = [(rank, theirs[number]) for rank, theirs in enumerate(everyone) if not theirs[number].ok]
-        for rank, bad in failing[:1]:
-            check = dataclasses.replace(bad, name=f"{bad.name} (rank {rank})")
-        found.append(check)
+    found = []
+    for mine, *everyone in zip(checks, *collectives.gather(checks), strict=True):
+        named = [dataclasses.replace(each, name=f"{each.name} (rank {rank})") for rank, each in enumerate(everyone)]
+        found.append(next((each for each in named if not each.ok), mine))
     return found

@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ from mm_ldlm.core.files import InputFile, json_document, write_json
 from mm_ldlm.core.locks import holder, take
 from mm_ldlm.distributed.environment import host_name
 from mm_ldlm.distributed.launch import launch, with_environment
-from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, latest
+from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, LOG, latest
 from mm_ldlm.training.spec import TrainingSpec
 
 log = logging.getLogger(__name__)
 SPEC = "training_spec.json"
-LOG = "training_log.jsonl"
 STATUS = "status.json"
 LOCK_SECONDS = 20.0
 """Longest time to wait for the lock of a run"""
@@ -54,7 +53,7 @@ def run_session(document: dict[str, Any], runs: Path) -> dict[str, Any]:
         log.warning("training of %s was interrupted%s", spec.name, _how_to_continue(spec, directory))
         raise
     except WorkerFailed as error:
-        if error.caused_by(TrainingDiverged):
+        if error.error_class == TrainingDiverged.__name__:
             raise TrainingDiverged(str(error)) from None
         raise
     if read_status(directory).status != "finished":
@@ -115,16 +114,14 @@ class Status:
 
 
 def write_status(directory: Path, status: str, step: int, **more: Any) -> None:
-    found = Status(status, step, round(time.time(), 3), **more)
-    write_json(directory / STATUS, dataclasses.asdict(found))
+    write_json(directory / STATUS, dataclasses.asdict(Status(status, step, round(time.time(), 3), **more)))
 
 
 def read_status(directory: Path) -> Status:
     if not os.path.lexists(directory / STATUS):
         return Status()
     remedy = "Remove it: the run then continues from its newest checkpoint."
-    found: Status = InputFile(directory / STATUS, error=CheckpointError, remedy=remedy).json(Status)
-    return found
+    return InputFile(directory / STATUS, error=CheckpointError, remedy=remedy).json(Status)
 
 
 @contextmanager
@@ -136,8 +133,5 @@ def sole_writer(root: Path, name: str) -> Iterator[str | None]:
     path, give_up = root / f".{name}.lock", time.monotonic() + LOCK_SECONDS
     while (lock := take(path, "write")) is None and time.monotonic() < give_up:
         time.sleep(0.2)
-    try:
+    with lock or nullcontext():
         yield holder(path) if lock is None else None
-    finally:
-        if lock is not None:
-            lock.release()

@@ -5,14 +5,12 @@
 Its paths are relative to the folder that contains it (the folder of all runs), so that it can be moved with its data.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
 
@@ -80,24 +78,23 @@ class TrainingSpec:
         return {"format_version": FORMAT_VERSION, "name": self.name, **to_dict(self)}
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> TrainingSpec:
+    def from_dict(cls, found: dict[str, Any]) -> Self:
         """Read a spec from plain JSON.
 
         Raises:
             ConfigurationError: the format differs, or a field is missing, unknown or invalid.
         """
-        version = found.get("format_version") if isinstance(found, dict) else None
-        if version != FORMAT_VERSION:
+        if found.get("format_version") != FORMAT_VERSION:
             raise ConfigurationError(
-                f"training spec: expected format {FORMAT_VERSION}, found {version!r}. Plan the training again "
-                "(`kedro run --pipelines=training`)."
+                f"training spec: expected format {FORMAT_VERSION}, found {found.get('format_version')!r}. Plan the "
+                "training again (`kedro run --pipelines=training`)."
             )
         return parse(
             cls, {key: value for key, value in found.items() if key not in ("format_version", "name")}, at="spec"
         )
 
     @classmethod
-    def read(cls, path: Path) -> TrainingSpec:
+    def read(cls, path: Path) -> Self:
         """Read the file of a spec."""
         remedy = "Write it by `kedro run --to-nodes=plan_training`."
         return cls.from_dict(InputFile(path, error=ConfigurationError, remedy=remedy).json(dict))

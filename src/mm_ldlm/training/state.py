@@ -2,39 +2,41 @@
 
 import dataclasses
 import hashlib
-import math
 import random
-import sys
-from typing import Any
+import typing
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
-from mm_ldlm.core import show
+from mm_ldlm.core import CheckpointError, bounded, check
 from mm_ldlm.training.batch_plan import Planned
+
+Count = Annotated[int, bounded(ge=0)]
+Finite = bounded(allow_inf_nan=False)
 
 
 @dataclasses.dataclass
 class TrainingState:
     """Counters of a run. `step` and `draw` differ only after a roll-back, which restores the step but not the data."""
 
-    step: int = 0
+    step: Count = 0
     """optimizer steps, including skipped ones; the argument of the learning-rate schedule"""
-    draw: int = 0
+    draw: Count = 0
     """global batches drawn; with the seed it determines all noise of a step"""
-    epoch: int = 0
-    batch_in_epoch: int = 0
+    epoch: Count = 0
+    batch_in_epoch: Count = 0
     """index of the next batch"""
-    examples: int = 0
-    tokens: int = 0
+    examples: Count = 0
+    tokens: Count = 0
     """valid tokens trained on"""
-    skipped: int = 0
-    rollbacks: int = 0
-    lr_scale: float = 1.0
-    seconds: float = 0.0
+    skipped: Count = 0
+    rollbacks: Count = 0
+    lr_scale: Annotated[float, Finite, bounded(gt=0)] = 1.0
+    seconds: Annotated[float, Finite, bounded(ge=0)] = 0.0
     """seconds in the loop, over all sessions"""
-    ema_updates: int = 0
-    best: float | None = None
+    ema_updates: Count = 0
+    best: Annotated[float, Finite] | None = None
 
     def drawn(self, planned: Planned) -> None:
         """Count a step on a global batch, whether its update was applied or not."""
@@ -48,17 +50,10 @@ class TrainingState:
         return dataclasses.asdict(self)
 
     def load(self, found: dict[str, Any]) -> None:
-        """Take the values of `to_dict`; ValueError if one of them is not a number of its kind."""
-        for field in dataclasses.fields(self):
-            default: Any = field.default
-            value = found.get(field.name, default)
-            measure = field.name in ("lr_scale", "seconds", "best")
-            kinds = (int, float, type(default)) if measure else (int,)
-            is_number = isinstance(value, kinds) and not isinstance(value, bool)
-            least = {"lr_scale": sys.float_info.min, "best": -math.inf}.get(field.name, 0)
-            if not is_number or (value is not None and not value >= least):
-                raise ValueError(f"expected a number in '{field.name}', found {show(value, 60)}")
-            setattr(self, field.name, value)
+        """Take the values of `to_dict`; CheckpointError if one of them is not a number of its kind."""
+        for name, hint in typing.get_type_hints(TrainingState, include_extras=True).items():
+            value = found.get(name, getattr(TrainingState, name))
+            setattr(self, name, check(value, hint, name=name, error=CheckpointError))
 
 
 def step_seed(seed: int, draw: int, name: str = "") -> int:

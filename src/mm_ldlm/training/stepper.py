@@ -1,16 +1,12 @@
-"""Forward and backward passes of this rank's part of a step in the precision of its devices, and their losses."""
-
-from __future__ import annotations
+"""Forward and backward passes of this rank's part of a step, and their losses."""
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.parallel import Parallel
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Batch, Losses, Objective
@@ -21,24 +17,26 @@ from mm_ldlm.training.state import seed_everything, step_seed
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def multiplies_bf16(device: torch.device) -> bool:
-    """Return whether the device computes products faster in bf16 than in float32.
+class Tally:
+    """Sums and counts of one step, kept on the device until they are all-reduced and read at once."""
 
-    A CPU must have AMX: an Intel CPU with AVX512-BF16 only (a virtual machine may hide AMX) took twice as long in bf16.
-    A GPU must not emulate bf16.
-    """
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
-    return capabilities.get("amx_bf16", False)
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.numbers: Tensor = torch.zeros(())
+        """(1 + 2·names,) float64: total loss, sums, counts"""
 
+    def add(self, losses: Losses, total_loss: Tensor) -> None:
+        with torch.no_grad():
+            sums = [value.detach().double() for value, _ in losses.values()]
+            counts = [count.detach().double() for _, count in losses.values()]
+            numbers = torch.stack([total_loss.detach().double(), *sums, *counts])
+            self.numbers = self.numbers + numbers if self.names else numbers
+            self.names = list(losses)
 
-def resolve(precision: PrecisionConfig, process: Process) -> PrecisionConfig:
-    """Replace `auto` by bf16 if it is faster on the devices of all ranks, otherwise by fp32; all ranks agree."""
-    if precision.autocast != "auto":
-        return precision
-    lacking = torch.tensor(float(not multiplies_bf16(process.device)), device=process.device)
-    return dataclasses.replace(precision, autocast="fp32" if float(collectives.max_(lacking)) else "bf16")
+    def split(self, numbers: list[float]) -> tuple[float, dict[str, tuple[float, float]]]:
+        """Split the all-reduced numbers into (total loss, name → (sum, count))."""
+        n = len(self.names)
+        return numbers[0], {name: (numbers[1 + i], numbers[1 + n + i]) for i, name in enumerate(self.names)}
 
 
 class Stepper:
@@ -105,28 +103,6 @@ def total(losses: Losses, objective: Objective, batch: Batch) -> Tensor:
         if name in losses and weight > 0
     ]
     return torch.stack(parts).sum()
-
-
-class Tally:
-    """Sums and counts of one step, kept on the device until they are all-reduced and read at once."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.numbers: Tensor = torch.zeros(())
-        """(1 + 2·names,) float64: total loss, sums, counts"""
-
-    def add(self, losses: Losses, total_loss: Tensor) -> None:
-        with torch.no_grad():
-            sums = [value.detach().double() for value, _ in losses.values()]
-            counts = [count.detach().double() for _, count in losses.values()]
-            numbers = torch.stack([total_loss.detach().double(), *sums, *counts])
-            self.numbers = self.numbers + numbers if self.names else numbers
-            self.names = list(losses)
-
-    def split(self, numbers: list[float]) -> tuple[float, dict[str, tuple[float, float]]]:
-        """Split the all-reduced numbers into (total loss, name → (sum, count))."""
-        n = len(self.names)
-        return numbers[0], {name: (numbers[1 + i], numbers[1 + n + i]) for i, name in enumerate(self.names)}
 
 
 class Averages:

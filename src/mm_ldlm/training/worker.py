@@ -7,7 +7,6 @@ It imports only torch, numpy, pyarrow, safetensors and the tokenizer, so a GPU h
 
 import argparse
 import contextlib
-import dataclasses
 import platform
 import signal
 import sys
@@ -27,25 +26,18 @@ from mm_ldlm.distributed.process import Process, joined
 from mm_ldlm.training import loop
 from mm_ldlm.training.build import build
 from mm_ldlm.training.checkpoints import folder
-from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG, aside, latest
+from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG, LOG, aside, latest
 from mm_ldlm.training.data import Data, open_data
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.preflight import preflight
-from mm_ldlm.training.session import LOG, read_status, sole_writer, write_status
+from mm_ldlm.training.session import read_status, sole_writer, write_status
 from mm_ldlm.training.spec import TrainingSpec
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """Result of a session of a run."""
-
-    directory: Path
-    ending: loop.Ending
-    step: int
-
-
-def train(spec: TrainingSpec, *, root: Path, data: Data | None = None) -> Result:
+def train(spec: TrainingSpec, *, root: Path, data: Data | None = None) -> tuple[loop.Ending, int]:
     """Train as `spec` describes, as the rank of the environment variables (as a single process without them).
+
+    Returns how the session ended, and the step of the run.
 
     Args:
         root: folder that the spec's relative paths and the run folder start from.
@@ -85,9 +77,10 @@ def train(spec: TrainingSpec, *, root: Path, data: Data | None = None) -> Result
             _status(directory, process, ending, state.step, metrics=metrics)
             tracker.event(state.step, "end", ending=ending)
             collectives.barrier()
-            return Result(directory, ending, state.step)
+            return ending, state.step
         except BaseException as raised:
-            error = _known(raised)
+            reason = write_problem(raised) if isinstance(raised, OSError) else None
+            error = raised if reason is None else WorkerFailed(reason)
             step = step if step is None else state.step
             failure.note(error, step=step)
             with contextlib.suppress(OSError):  # a full disk must not replace the error by another one
@@ -100,12 +93,6 @@ def train(spec: TrainingSpec, *, root: Path, data: Data | None = None) -> Result
         finally:
             with contextlib.suppress(OSError):  # lines that a full disk did not take
                 tracker.close()
-
-
-def _known(error: BaseException) -> BaseException:
-    """Replace the error of a full disk or of missing permissions by one with its remedy."""
-    reason = write_problem(error) if isinstance(error, OSError) else None
-    return error if reason is None else WorkerFailed(reason)
 
 
 # -- start and end of a session ----------------------------------------------------------------------------------------
@@ -172,11 +159,10 @@ def main() -> None:
     )
     given = parser.parse_args()
     with failure.recorded():
-        spec = TrainingSpec.read(given.spec)
-        result = train(spec, root=given.root or given.spec.resolve().parent)
-    if result.ending == "stopped":
+        ending, step = train(TrainingSpec.read(given.spec), root=given.root or given.spec.resolve().parent)
+    if ending == "stopped":
         print(
-            f"stopped at step {result.step}; the checkpoint is written. The same command continues from there.",
+            f"stopped at step {step}; the checkpoint is written. The same command continues from there.",
             file=sys.stderr,
         )
 

@@ -17,10 +17,12 @@ from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import MARKER, all_in, chosen_run, latest, name_of, pointed, weights_folder
 
 
-def contents(value: float, *folders: Path) -> folder.Contents:
-    tensors = {"model.safetensors": {"w": torch.full((3,), value)}, "ema.safetensors": {"w": torch.zeros(2)}}
-    documents = {"training_state.json": {"state": {"step": value}}}
-    return folder.Contents(tensors, documents, {path.name: path for path in folders})
+def write(directory: Path, step: int, *folders: Path) -> Path:
+    """Write a checkpoint whose weights are the number of its step."""
+    tensors = {"model.safetensors": {"w": torch.full((3,), float(step))}, "ema.safetensors": {"w": torch.zeros(2)}}
+    documents = {"training_state.json": {"state": {"step": step}}}
+    named = {path.name: path for path in folders}
+    return folder.write(directory, step, tensors=tensors, documents=documents, folders=named)
 
 
 def run_of(root: Path, *steps: int) -> Path:
@@ -30,7 +32,7 @@ def run_of(root: Path, *steps: int) -> Path:
     (root / "tokenizer").mkdir(exist_ok=True)
     (root / "tokenizer" / "vocab.txt").write_text("a\nb\n")
     for step in steps:
-        folder.point(directory, "latest", folder.write(directory, step, contents(step, root / "tokenizer")))
+        write(directory, step, root / "tokenizer")
     (root / "run" / "config.json").write_text(json.dumps({"model": {}, "objective": {}}))
     return directory
 
@@ -86,7 +88,7 @@ def test_pitfall_22_a_kill_at_every_write_leaves_the_old_or_the_new_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def work() -> None:
-        folder.point(directory, "latest", folder.write(directory, 6, contents(6, root / "tokenizer")))
+        write(directory, 6, root / "tokenizer")
         folder.apply_retention(directory, last=1, every=None)
 
     at, seen, root = 0, set(), tmp_path
@@ -134,8 +136,7 @@ def flip(file: Path) -> None:
 def test_pitfall_38_the_latest_checkpoint_is_refused_if_it_is_not_whole(
     damage: str, tmp_path: Path, refuses: Callable[..., Any]
 ) -> None:
-    directory = run_of(tmp_path, 2, 4)
-    DAMAGES[damage](directory / name_of(4))
+    DAMAGES[damage](run_of(tmp_path, 2, 4) / name_of(4))
     with refuses(CheckpointError, name_of(2)):
         folder.find(tmp_path / "run")
     assert loaded(folder.find(tmp_path / "run", which="2")) == 2
@@ -194,8 +195,7 @@ def test_retention_keeps_the_newest_multiples_and_the_best(
      "[" * 10_000],
 )  # fmt: skip
 def test_pitfall_29_hostile_markers_are_refused(marker: str, tmp_path: Path) -> None:
-    directory = run_of(tmp_path, 2, 4)
-    (directory / name_of(4) / MARKER).write_text(marker)
+    (run_of(tmp_path, 2, 4) / name_of(4) / MARKER).write_text(marker)
     with pytest.raises(CheckpointError, match=name_of(4)):
         folder.find(tmp_path / "run")
 
@@ -242,6 +242,6 @@ def test_a_copy_under_another_name_can_be_used_but_is_not_the_latest(tmp_path: P
 def test_a_folder_that_cannot_be_copied_leaves_the_old_checkpoints(tmp_path: Path, refuses: Callable[..., Any]) -> None:
     directory = run_of(tmp_path, 2)
     with refuses(CheckpointError, "gone", name_of(4)):
-        folder.write(directory, 4, contents(4, tmp_path / "gone"))
+        write(directory, 4, tmp_path / "gone")
     assert folder.find(directory).name == name_of(2)
     assert not list(directory.glob(".tmp*"))

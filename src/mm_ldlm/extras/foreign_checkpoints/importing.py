@@ -132,18 +132,16 @@ def _write(
         "metrics": {},
     }
     tensors = {name: value.detach().clone() for name, value in saved_tensors(root).items()}
-    contents = folder.Contents(
-        {"model.safetensors": tensors},
-        {"training_state.json": document},
-        {part.name: part for part in sorted(parts.iterdir()) if part.is_dir()},
-    )
+    folders = {part.name: part for part in sorted(parts.iterdir()) if part.is_dir()}
     origin = {"file": found.file.name, "format": converted.format, "left_out": converted.left_out}
     try:
         with new_directory(run) as new:
             written = {**config, "model": to_dict(model), "objective": to_dict(objective), "shape": to_dict(shape)}
             write_json(new / CONFIG, {**written, "name": run.name, "imported": origin})
-            path = folder.write(new / CHECKPOINTS, step, contents)
-            folder.point(new / CHECKPOINTS, "latest", path)
+            folder.write(
+                new / CHECKPOINTS, step, tensors={"model.safetensors": tensors},
+                documents={"training_state.json": document}, folders=folders,
+            )  # fmt: skip
     except OSError as error:
         raise CheckpointError(f"{run} cannot be written ({error.strerror}). Choose another folder.") from None
 

@@ -9,13 +9,14 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from mm_ldlm.core import CheckpointError, UnsafePathError, show
 from mm_ldlm.core.files import InputFile, inside, json_document, new_directory, write_problem, write_text
@@ -27,18 +28,6 @@ FORMAT_VERSION = 2
 _READ = (".safetensors", ".json", ".arrow")
 """Endings of the files that are read from a checkpoint; each must be in its marker."""
 _OTHER = "Restore it, or name another checkpoint: an older one is used only if it is named."
-
-
-@dataclasses.dataclass(frozen=True)
-class Contents:
-    """The contents of a checkpoint. The tensors must not change while they are written."""
-
-    tensors: Mapping[str, Mapping[str, Tensor]]
-    """file name (…​.safetensors) → tensors by name"""
-    documents: Mapping[str, Any]
-    """file name (….json) → JSON value"""
-    folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
-    """folder name → folder to copy"""
 
 
 @json_document
@@ -61,8 +50,16 @@ class Marker:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def write(directory: Path, step: int, contents: Contents) -> Path:
-    """Write `directory/step-XXXXXXXX`, replacing a folder of that name.
+def write(
+    directory: Path, step: int, *, tensors: Mapping[str, Mapping[str, Tensor]], documents: Mapping[str, Any],
+    folders: Mapping[str, Path],
+) -> Path:  # fmt: skip
+    """Write `directory/step-XXXXXXXX`, replacing a folder of that name, and make `latest` name it.
+
+    Args:
+        tensors: file name (….safetensors) → tensors by name, which must not change while they are written.
+        documents: file name (….json) → JSON value.
+        folders: folder name → folder to copy.
 
     Raises:
         CheckpointError: the disk is full, or the file system failed otherwise; earlier checkpoints are unchanged.
@@ -70,16 +67,17 @@ def write(directory: Path, step: int, contents: Contents) -> Path:
     path = directory / name_of(step)
     try:
         with new_directory(path) as new:
-            for name, tensors in contents.tensors.items():
-                save_file({key: value.contiguous() for key, value in tensors.items()}, new / name)
-            for name, document in contents.documents.items():
+            for name, held in tensors.items():
+                save_file({key: value.contiguous() for key, value in held.items()}, new / name)
+            for name, document in documents.items():
                 (new / name).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            for name, folder in contents.folders.items():
+            for name, folder in folders.items():
                 shutil.copytree(folder, new / name, ignore=shutil.ignore_patterns(VERIFIED))
             files = {file.relative_to(new).as_posix(): file for file in sorted(new.rglob("*")) if file.is_file()}
             listed = {name: File(file.stat().st_size, file_sha256(file)) for name, file in files.items()}
             marker = dataclasses.asdict(Marker(FORMAT_VERSION, step, listed))
             (new / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
+        point(directory, "latest", path)
     except (OSError, SafetensorError) as error:
         reason = write_problem(error) if isinstance(error, OSError) else None
         raise CheckpointError(
@@ -165,17 +163,9 @@ def document(path: Path, name: str) -> dict[str, Any]:
     """Read one JSON file of a checkpoint, a mapping without numbers that are not finite."""
     door = InputFile(path / name, error=CheckpointError, remedy=_OTHER)
     found: dict[str, Any] = door.json(dict)
-    if not all(map(math.isfinite, _floats(found))):
+    if not all(math.isfinite(leaf) for leaf in tree_leaves(found) if isinstance(leaf, float)):
         door.refuse("finite numbers", "NaN or infinity")
     return found
-
-
-def _floats(value: Any) -> Iterator[float]:
-    if isinstance(value, float):
-        yield value
-    elif isinstance(value, (dict, list)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _floats(item)
 
 
 def find(path: Path, *, which: str = "latest") -> Path:

@@ -16,8 +16,8 @@ NAME = re.compile(r"step-(\d{8,18})")
 """Name of the folder of a checkpoint; a copy may have another one."""
 MARKER = "COMPLETE"
 """File of a checkpoint that is written last and names its other files."""
-CHECKPOINTS, CONFIG = "checkpoints", "config.json"
-"""Folder of the checkpoints, and file of the configuration, in the folder of a run."""
+CHECKPOINTS, CONFIG, LOG = "checkpoints", "config.json", "training_log.jsonl"
+"""Folder of the checkpoints, and files of the configuration and of the log, in the folder of a run."""
 OTHER_RUNS = "other_runs"
 """Folder, below the results, of the results of runs that were chosen by their path."""
 CHOSEN = "chosen"
@@ -165,14 +165,16 @@ def chosen_run(path: str) -> dict[str, Any]:
     return {"name": folder.name, "path": path, **step, "checkpoint": found.name, "metrics": {}, CHOSEN: checkpoint}
 
 
-def config_of(path: str) -> dict[str, Any]:
-    """Read the config.json of a run that is chosen by its path.
+def config_of(*folders: Path) -> dict[str, Any]:
+    """Read the config.json of a run, in the first of these folders that has one.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: there is none, or it is damaged.
     """
-    file = InputFile(split_path(path)[0] / CONFIG, error=CheckpointError, remedy="Restore it, or choose another run.")
+    places = [folder / CONFIG for folder in folders]
+    place = next((each for each in places if each.is_file()), places[0])
+    file = InputFile(place, error=CheckpointError, remedy="Restore it, or choose another run.")
     found: dict[str, Any] = file.json(dict)
-    if not {"model", "objective"} <= found.keys():
-        file.refuse("the model and the objective of a run", show(found, 80))
+    if not {"model", "objective", "shape"} <= found.keys():
+        file.refuse("the model, the objective and the shape of a run", show(found, 80))
     return found

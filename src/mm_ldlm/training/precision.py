@@ -1,0 +1,28 @@
+"""Precision of the forward pass, by what the devices of all ranks compute fast."""
+
+import dataclasses
+
+import torch
+
+from mm_ldlm.distributed import collectives
+from mm_ldlm.distributed.process import Process
+from mm_ldlm.training.config import PrecisionConfig
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Return whether the device computes products faster in bf16 than in float32.
+
+    A CPU must have AMX: an Intel CPU with AVX512-BF16 only (a virtual machine may hide AMX) took twice as long in bf16.
+    A GPU must not emulate bf16.
+    """
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16", False)
+
+
+def resolve(precision: PrecisionConfig, process: Process) -> PrecisionConfig:
+    """Replace `auto` by bf16 if it is faster on the devices of all ranks, otherwise by fp32; all ranks agree."""
+    if precision.autocast != "auto":
+        return precision
+    lacking = torch.tensor(float(not multiplies_bf16(process.device)), device=process.device)
+    return dataclasses.replace(precision, autocast="fp32" if float(collectives.max_(lacking)) else "bf16")
