@@ -244,7 +244,7 @@ def test_model_and_objective_are_those_of_a_run_that_is_chosen_by_its_path(tmp_p
     checkpoint.mkdir(parents=True)
     (checkpoint / "COMPLETE").touch()
     other = {key: parameters("mdlm")[key] for key in ("model", "objective")}
-    (tmp_path / "run-1" / "config.json").write_text(json.dumps(other))
+    (tmp_path / "run-1" / "config.json").write_text(json.dumps({**other, "shape": {}}))
     for path in (checkpoint, checkpoint.parents[1]):
         typed = check_parameters({**parameters("base"), "run": str(path)})
         assert {key: typed[key].kind for key in other} == {key: other[key]["kind"] for key in other}

@@ -4,12 +4,11 @@ Kedro builds this loader for every command (`run`, `viz`, `ipython`, `catalog`, 
 names it as `CONFIG_LOADER_CLASS`. docs/configuration.md explains the layers to users.
 """
 
-from __future__ import annotations
-
+import operator
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 import yaml
@@ -43,7 +42,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
     types with the merge strategy "soft" are merged by `merge`; for other types a layer replaces whole top-level keys.
     """
 
-    def for_environment(self, env: str, params: dict[str, Any]) -> LayeredConfigLoader:
+    def for_environment(self, env: str, params: dict[str, Any]) -> Self:
         """Make the loader of another environment of the same configuration."""
         return type(self)(
             self.conf_source, env=env, runtime_params=params, base_env=self.base_env,
@@ -103,7 +102,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
             files |= found.keys()
         if key == "parameters" and files:  # without a parameters file Kedro warns and uses only these
             layers.append(self.runtime_params or {})
-        combine = merge if self.merge_strategy.get(key) == "soft" else _replace_keys
+        combine = merge if self.merge_strategy.get(key) == "soft" else operator.or_
         merged: Mapping[str, Any] = reduce(combine, layers)
         return {Path(self.base_env): OmegaConf.create(dict(merged))}, {}, self.base_env, str(self.env), files
 
@@ -193,10 +192,6 @@ def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
             same = not below.keys() & value.keys() & {"kind"} or below["kind"] == value["kind"]
         merged[key] = merge(below, value) if same else value  # type: ignore[arg-type]
     return merged
-
-
-def _replace_keys(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    return {**lower, **upper}
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------

@@ -10,8 +10,11 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from kedro.io import AbstractDataset, DatasetError
 from kedro_datasets._typing import PlotlyPreview, TablePreview
 from kedro_datasets.json import JSONDataset
@@ -20,12 +23,10 @@ from kedro_datasets.partitions import PartitionedDataset
 
 from mm_ldlm.core import import_object
 from mm_ldlm.core.files import InputFile, new_directory, write_bytes, write_text
+from mm_ldlm.data.dataset import Dataset, commit
 from mm_ldlm.data.store import NOT_NEEDED, Manifest, NotNeeded, ShardStore
 from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, weights_in
 from mm_ldlm.training.checkpoints.reference import chosen_run
-
-if TYPE_CHECKING:
-    from mm_ldlm.data.dataset import Dataset
 
 READERS = {"latents": "mm_ldlm.data.latents.store:LatentStore"}
 """Kinds of stores with a separate reader; all others open as `ShardStore`."""
@@ -67,8 +68,6 @@ class TableDataset(ParquetDataset):
 
     def preview(self, nrows: int = PREVIEW_ROWS) -> TablePreview:
         """Show the first rows as a table in kedro-viz."""
-        import pyarrow.parquet as pq
-
         with pq.ParquetFile(self._path) as file:
             first = next(file.iter_batches(batch_size=nrows), None)
             return preview_of(file.schema_arrow.empty_table() if first is None else first)
@@ -94,8 +93,6 @@ class SamplesDataset(TableDataset):
         super().save(data)
         if self._vectors is None:
             return
-        import numpy as np
-
         self._path.with_suffix(".npy").unlink(missing_ok=True)  # those of an earlier table
         if len(column := data[self._vectors]):
             buffer = io.BytesIO()
@@ -103,9 +100,6 @@ class SamplesDataset(TableDataset):
             write_bytes(self._path.with_suffix(".npy"), buffer.getvalue())
 
     def _made_by(self) -> Any:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         try:
             metadata = pq.read_schema(self._path).metadata or {}
             return json.loads(metadata.get(b"PANDAS_ATTRS", b"{}")).get(MADE_BY)
@@ -126,8 +120,7 @@ class FiguresDataset(PartitionedDataset):
 
     def preview(self, name: str) -> PlotlyPreview:
         """Show one figure in kedro-viz."""
-        found: PlotlyPreview = json.loads(self.load()[name]().to_json())
-        return found
+        return json.loads(self.load()[name]().to_json())
 
 
 # --- directories ------------------------------------------------------------------------------------------------------
@@ -194,12 +187,9 @@ class StoreDataset(_AtPath):
         reader: type[ShardStore] = import_object(READERS[self._kind], "reader") if self._kind in READERS else ShardStore
         return reader.open(self._path, self._kind)
 
-    def save(self, data: Manifest | NotNeeded) -> None:
+    def save(self, data: Any) -> None:
         if data is NOT_NEEDED and self._optional:
             return
-        if not isinstance(data, Manifest) or data.kind != self._kind:
-            found = f"that of a {data.kind!r} store" if isinstance(data, Manifest) else type(data).__name__
-            raise DatasetError(f"expected the manifest of a {self._kind!r} store, found {found}.")
         if not Manifest.exists(self._path) or Manifest.read(self._path) != data:
             data.write(self._path)
 
@@ -235,8 +225,6 @@ class FolderDataset(_AtPath):
     def save(self, data: Any) -> None:
         if data is NOT_NEEDED and self._optional:
             return
-        if not isinstance(data, import_object(self._holds, "holds")):
-            raise DatasetError(f"expected a {self._holds} for this catalog entry, found {type(data).__name__}.")
         with new_directory(self._path) as directory:
             data.save(directory)
 
@@ -247,14 +235,10 @@ class FolderDataset(_AtPath):
 class ValidatedDataset(_AtPath):
     """Dataset of a folder with `dataset.json`; it loads as `data.dataset.Dataset`. Saving receives folders by name."""
 
-    def load(self) -> "Dataset":
-        from mm_ldlm.data.dataset import Dataset
-
+    def load(self) -> Dataset:
         return Dataset.open(self._path)
 
     def save(self, data: Mapping[str, Path]) -> None:
-        from mm_ldlm.data.dataset import commit
-
         commit(self._path, stores=data)
 
     def _exists(self) -> bool:

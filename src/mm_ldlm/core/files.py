@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import functools
 import gzip
 import io
 import json
@@ -29,6 +28,7 @@ import pydantic
 from mm_ldlm.core.credentials import mask
 from mm_ldlm.core.errors import MMLDLMError, StoreError, UnsafePathError
 from mm_ldlm.core.messages import escape, reason_of, shorten, show
+from mm_ldlm.core.typed import adapter
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -63,11 +63,6 @@ def json_document(cls: type[T]) -> type[T]:
     return dataclasses.dataclass(frozen=True)(cls)
 
 
-@functools.cache
-def _reader(like: Any) -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(like)
-
-
 @dataclasses.dataclass(frozen=True)
 class InputFile:
     """A file that a person or another program made, and the words and class of its refusal.
@@ -96,13 +91,22 @@ class InputFile:
             self.refuse("a file", f"that it {fault}")
         return Path(self.path)
 
-    def read(self, *, most: int = MOST_BYTES) -> bytes:
-        """Read a file of at most `most` bytes."""
-        return self._read(most, gzipped=False)
+    def read(self, *, most: int = MOST_BYTES, gzipped: bool = False) -> bytes:
+        """Read a file of at most `most` bytes, after decompression if it is compressed by gzip."""
+        path, found = self.check(), bytearray()
+        try:
+            with gzip.open(path) if gzipped else open(path, "rb") as file:
+                while len(found) <= most and (block := file.read(_BLOCK)):
+                    found += block
+        except (OSError, EOFError, zlib.error) as error:
+            self.refuse("a readable file", f"an error ({getattr(error, 'strerror', None) or error})")
+        if len(found) > most:
+            self.refuse(f"at most {most:,} bytes", "more")
+        return bytes(found)
 
     def text(self) -> str:
         """Read a UTF-8 file, compressed by gzip if its name ends in `.gz`, without a byte order mark."""
-        raw = self._read(MOST_BYTES, gzipped=str(self.path).endswith(".gz"))
+        raw = self.read(most=MOST_BYTES, gzipped=str(self.path).endswith(".gz"))
         try:
             return raw.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -119,7 +123,7 @@ class InputFile:
         that functions that copy a value can follow.
         """
         try:
-            return _reader(like).validate_json(self.text(), strict=True)
+            return adapter(like).validate_json(self.text(), strict=True)
         except pydantic.ValidationError as error:
             fault = error.errors(include_url=False)[0]
             place = ".".join(map(str, fault["loc"]))
@@ -140,18 +144,6 @@ class InputFile:
                 "a .npy file of one array of numbers", f"{path.stat().st_size} bytes for {found.nbytes} of values"
             )
         return found
-
-    def _read(self, most: int, *, gzipped: bool) -> bytes:
-        path, found = self.check(), bytearray()
-        try:
-            with gzip.open(path) if gzipped else open(path, "rb") as file:
-                while len(found) <= most and (block := file.read(_BLOCK)):
-                    found += block
-        except (OSError, EOFError, zlib.error) as error:
-            self.refuse("a readable file", f"an error ({getattr(error, 'strerror', None) or error})")
-        if len(found) > most:
-            self.refuse(f"at most {most:,} bytes", "more")
-        return bytes(found)
 
 
 def recorded(path: str | Path, like: Any = dict) -> Any:
@@ -330,8 +322,7 @@ def is_taken(path: str | Path) -> bool:
     Raises:
         OSError: the file system accepts no such name.
     """
-    folder = Path(path).is_dir()
-    return any(Path(path).iterdir()) if folder else os.path.lexists(path)
+    return any(Path(path).iterdir()) if Path(path).is_dir() else os.path.lexists(path)
 
 
 def _temporary(path: Path) -> Path:

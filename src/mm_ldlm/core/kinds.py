@@ -111,9 +111,8 @@ class Kinds(Registry):
             ConfigurationError: `kind` is no known name, no entry point, and no import path of a configuration; or its
                 class is not one of the group.
         """
-        path = self.known.get(kind) if isinstance(kind, str) else None
-        if path is None and isinstance(kind, str):
-            path = self.external.get(kind) or (kind if _is_import_path(kind) else None)
+        name = kind if isinstance(kind, str) else ""
+        path = self.known.get(name) or self.external.get(name) or (name if _is_import_path(name) else None)
         if path is None:
             names = [*self]
             raise ConfigurationError(

@@ -138,7 +138,7 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
             except ConfigurationError as error:
                 problems[key] = str(error)
         try:
-            typed: T = _adapter(cast(Any, cls)).validate_python(given)
+            typed: T = adapter(cast(Any, cls)).validate_python(given)
         except ValidationError as error:
             problems = _explain(error, given, at=at) | problems
     if problems:
@@ -180,11 +180,10 @@ def check(value: Any, hint: Any, *, name: str, error: type[MMLDLMError] = Sampli
     """
     try:
         value = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+        value = value if isinstance(value, bool) else _resolve(hint, value, name)
+        return adapter(hint).validate_python(value, strict=True)
     except RuntimeError as without_value:  # a tensor on the device "meta"
         raise error(f"'{name}': {reason_of(without_value)}") from None
-    try:
-        value = value if isinstance(value, bool) else _resolve(hint, value, name)
-        return _adapter(hint).validate_python(value, strict=True)
     except ConfigurationError as refused:
         raise error(str(refused)) from None
     except ValidationError as refused:
@@ -207,7 +206,8 @@ def to_dict(value: Any) -> Any:
 
 
 @functools.cache
-def _adapter(hint: Any) -> Any:
+def adapter(hint: Any) -> pydantic.TypeAdapter[Any]:
+    """Make the validator of a type, once for each type."""
     return pydantic.TypeAdapter(hint)
 
 

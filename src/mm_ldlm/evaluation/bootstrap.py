@@ -58,8 +58,7 @@ class Bootstrap:
         """
         weight_RS = np.concatenate(list(self.count_blocks(len(statistics)))) / len(statistics)
         value_RS = np.stack([self.replicates_of(statistic, items) for statistic in statistics], axis=1)
-        mean_R: np.ndarray = (value_RS * weight_RS).sum(axis=1)
-        return mean_R
+        return (value_RS * weight_RS).sum(axis=1)
 
     def interval(self, value: float, values_R: np.ndarray) -> Interval:
         """Compute the percentile interval around `value`.

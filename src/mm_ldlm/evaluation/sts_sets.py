@@ -103,8 +103,7 @@ def load_sts(source: StsSource, *, seed: int = 0) -> StsSet:
     Raises:
         EvaluationError: a file is missing or unreadable, a line is malformed, or a subset is missing.
     """
-    found: StsSet = FORMATS.load(source.format)(source, seed)
-    return found
+    return FORMATS.load(source.format)(source, seed)
 
 
 def from_pairs(name: str, pairs: Iterable[Pair], *, subsets: Sequence[str] | None = None, part: str = "") -> StsSet:
@@ -177,9 +176,8 @@ def read_stsb(source: StsSource, seed: int) -> StsSet:
     Raises:
         EvaluationError: the file is missing or malformed.
     """
-    file = source.file()
-    if os.path.isdir(file.path):
-        file = source.below(file.path, "sts-test.csv")
+    folder = source.path or ""
+    file = source.below(folder, "sts-test.csv") if os.path.isdir(folder) else source.file()
     first_line = file.text().partition("\n")[0]
     header = "sentence1" in first_line.lower()
     original = "\t" in first_line and not header
@@ -194,5 +192,4 @@ def read_stsb(source: StsSource, seed: int) -> StsSet:
 
 
 def _is_original(row: Sequence[str]) -> bool:
-    sources = row[7:]
-    return len(row) in (7, 9) and not any(" " in cell.strip() for cell in sources)
+    return len(row) in (7, 9) and not any(" " in source.strip() for source in row[7:])

@@ -169,5 +169,4 @@ def length_of(model: LoadedModel, length: Any, use: Any, *, sampler: Any, order:
     reason = model.capabilities.length_refusal(length, use, order=order, max_length=model.max_length, sampler=sampler)
     if reason is not None:
         raise SamplingError(reason)
-    checked: Length = length
-    return checked
+    return length

@@ -1,21 +1,17 @@
 """Kedro pipelines, one file or folder each: nodes that turn catalog objects into calls of the rooms below, and back.
 
 Nothing is computed here. A node is a pure function of its arguments, without catalog, environment or path literals; its
-parameters arrive typed (`app.parameters`), and heavy packages are imported inside its body. Pipelines do not import one
-another. The name of a pipeline is the tag and the namespace of its nodes (`training.plan_training`); its datasets have
-no prefix, because they connect the pipelines.
+parameters arrive typed (`app.parameters`), and heavy packages are imported inside its body. The types of parameters are
+imported for type checkers only: Kedro converts the parameters itself where it can resolve their types. Pipelines do not
+import one another. The name of a pipeline is the tag and the namespace of its nodes (`training.plan_training`); its
+datasets have no prefix, because they connect the pipelines.
 """
 
-from __future__ import annotations
+from collections.abc import Mapping, Sequence
 
-from typing import TYPE_CHECKING
+from kedro.pipeline import Pipeline
 
 from mm_ldlm.core import Registry
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from kedro.pipeline import Pipeline
 
 MAIN = ("ingestion", "embedding", "validation", "training", "sampling", "evaluation", "reporting")
 """Pipelines of the main job (`kedro run` without options), in order."""

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Pipeline, node
 
-from mm_ldlm.data.features import sections
-from mm_ldlm.data.store import NOT_NEEDED
+from mm_ldlm.data.encoders.base import SourceVectors, no_encoder
+from mm_ldlm.data.features import LATENTS, Inputs, from_encoder, make_all, planned, sections
+from mm_ldlm.data.store import NOT_NEEDED, Manifest, NotNeeded, ShardStore
+from mm_ldlm.distributed.environment import hosts
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-    from mm_ldlm.data.encoders import EncoderConfig
+    from mm_ldlm.data.encoders.base import EncoderConfig
     from mm_ldlm.data.latents.config import ExtractConfig
-    from mm_ldlm.data.store import Manifest, NotNeeded, ShardStore
     from mm_ldlm.objectives.base import ObjectiveConfig
 
 log = logging.getLogger(__name__)
@@ -39,9 +40,7 @@ def embed_records(
     if "latents" not in objective.fields:
         log.info("latents (not needed): the objective '%s' reads none", objective.kind)
         return NOT_NEEDED
-    from mm_ldlm.data.encoders.base import SourceVectors
     from mm_ldlm.data.latents.extract import extract, extract_with_first_host
-    from mm_ldlm.distributed.environment import hosts
 
     is_first, given = hosts().is_first, isinstance(encoder, SourceVectors)
     if not is_first:
@@ -58,9 +57,6 @@ def make_features(
     records: ShardStore, tokens: ShardStore, tokenizer: TextTokenizer, workspace: Path, **sections: Any
 ) -> NotNeeded:
     """Make the stores of all features that the objective and the model read, except the latents."""
-    from mm_ldlm.data.features import Inputs, make_all, planned
-    from mm_ldlm.distributed.environment import hosts
-
     if hosts().is_first:
         make_all(planned(sections), Inputs(records, tokens, tokenizer, {}), folder=workspace)
     return NOT_NEEDED
@@ -68,9 +64,6 @@ def make_features(
 
 def problems(sections: Mapping[str, Any]) -> list[str]:
     """List features that an encoder has to compute, where the encoder of the parameters cannot embed new texts."""
-    from mm_ldlm.data.encoders.base import no_encoder
-    from mm_ldlm.data.features import LATENTS, from_encoder
-
     reason = no_encoder(sections["encoder"])
     computed = from_encoder(objective=sections["objective"], model=sections["model"])
     names = ", ".join(name for name in computed if name != LATENTS)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Pipeline, node
 
+from mm_ldlm.evaluation.report.inputs import ReportInputs, record_of
 from mm_ldlm.evaluation.suites import flat_metrics, suites
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, refuse_other, weights_of
 from mm_ldlm.training.checkpoints.reference import CHOSEN, run_folder, weights_folder
@@ -36,7 +37,6 @@ def collect_metrics(
     Raises:
         EvaluationError: a suite evaluated other weights than those of the run.
     """
-    from mm_ldlm.evaluation.report.inputs import record_of
     from mm_ldlm.training.checkpoints import folder as checkpoints
 
     which = str(evaluation.checkpoint).removeprefix("step-")
@@ -90,7 +90,6 @@ def write_report(
         EvaluationError: an input belongs to other weights than the metrics.
     """
     from mm_ldlm.evaluation.report import figures, page, theme
-    from mm_ldlm.evaluation.report.inputs import ReportInputs, record_of
 
     results = {name: inputs[f"metrics_{name}"] for name in suites()}
     rows = {name: inputs[f"{name}_rows"] for name, suite in suites().items() if suite.row_columns}

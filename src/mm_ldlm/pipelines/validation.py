@@ -10,12 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Pipeline, node
 
-from mm_ldlm.data.features import sections
+from mm_ldlm.data.features import Inputs, fit_all, open_all, planned, sections
+from mm_ldlm.data.index import write_index
+from mm_ldlm.data.latents.normaliser import Normalisers
+from mm_ldlm.data.store import Manifest, ShardStore
+from mm_ldlm.data.validation.checks import validate
+from mm_ldlm.data.validation.findings import enforce
+from mm_ldlm.data.validation.quarantine import write_quarantine
+from mm_ldlm.data.validation.vectors import draw
+from mm_ldlm.evaluation.sts_sets import load_sts
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-    from mm_ldlm.data.latents.normaliser import Normalisers
-    from mm_ldlm.data.store import Manifest, ShardStore
     from mm_ldlm.data.validation.findings import ValidationConfig
     from mm_ldlm.evaluation.config import EvaluationConfig
 
@@ -38,12 +44,6 @@ def validate_data(
 
     The report contains failed contracts; `index_valid_examples` raises them after the report was saved.
     """
-    from mm_ldlm.data.features import Inputs, open_all, planned
-    from mm_ldlm.data.validation.checks import validate
-    from mm_ldlm.data.validation.quarantine import write_quarantine
-    from mm_ldlm.data.validation.vectors import draw
-    from mm_ldlm.evaluation.sts_sets import load_sts
-
     plan, seed = planned(sections), sections["seed"]
     outcome = validate(
         plan,
@@ -70,9 +70,6 @@ def index_valid_examples(
     workspace: Path,
 ) -> Manifest:
     """Index the examples that are not in quarantine; raise ValidationError if the report has a failed contract."""
-    from mm_ldlm.data.index import write_index
-    from mm_ldlm.data.validation.findings import enforce
-
     enforce(report)
     return write_index(records, tokens, latents if "latents" in objective.fields else None, quarantine, workspace)
 
@@ -81,8 +78,6 @@ def fit_normalisers(
     tokens: ShardStore, latents: ShardStore | None, features: Path, index: ShardStore, **sections: Any
 ) -> Normalisers:
     """Fit the normalisers of the features that have one, on the valid training examples."""
-    from mm_ldlm.data.features import fit_all, open_all, planned
-
     plan = planned(sections)
     return fit_all(plan, open_all(plan, latents=latents, folder=features), tokens=tokens, index=index)
 
@@ -98,8 +93,6 @@ def commit_dataset(
     **sections: Any,
 ) -> dict[str, Path | None]:
     """Name the folders of the stores that objective and model need; the catalog entry `dataset` commits them."""
-    from mm_ldlm.data.features import open_all, planned
-
     opened = open_all(planned(sections), latents=latents, folder=features)
     stores = {"records": records, "tokens": tokens, "index": index, **opened}
     folders = {name: store.directory for name, store in stores.items()}

@@ -102,7 +102,7 @@ class Learner:
         ) as error:  # fmt: skip
             raise CheckpointError(
                 f"{path}: the state of the optimizer, the guard or the counters cannot be restored "
-                f"({reason_of(error)}). {_OTHER}"
+                f"({reason_of(error).removesuffix('.')}). {_OTHER}"
             ) from None
 
     def _averages(self) -> dict[str, Tensor]:

@@ -17,7 +17,8 @@ def multiplies_bf16(device: torch.device) -> bool:
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16", False)
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+    return capabilities.get("amx_bf16", False)
 
 
 def resolve(precision: PrecisionConfig, process: Process) -> PrecisionConfig:

@@ -355,5 +355,4 @@ def _curve(
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
     """Compute the exponential moving average with bias correction (as in Adam)."""
-    found: list[float] = pd.Series(values, dtype=float).ewm(alpha=1 - weight).mean().tolist()
-    return found
+    return pd.Series(values, dtype=float).ewm(alpha=1 - weight).mean().tolist()

@@ -1,20 +1,16 @@
 """What a report is made from: the record of a training, the inputs of the page, and what suites say of their rows."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from mm_ldlm.core.files import recorded
 from mm_ldlm.training.jsonl import number, read_events, read_metrics
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)

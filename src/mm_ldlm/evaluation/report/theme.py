@@ -21,8 +21,7 @@ FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 def shades(count: int) -> list[str]:
     """Make `count` colours for lines with an order, between those of `_SHADES`."""
-    colours: list[str] = sample_colorscale(list(_SHADES), [place / max(count - 1, 1) for place in range(count)])
-    return colours
+    return sample_colorscale(list(_SHADES), [place / max(count - 1, 1) for place in range(count)])
 
 
 def chart(

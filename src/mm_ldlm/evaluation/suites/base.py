@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+import pandas as pd
 
 from mm_ldlm.core import to_dict
+from mm_ldlm.data.sentences import Sentences, read_sentences, rows_of_ids
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Statistic
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, made_by, refuse_other, weights_of
 
 if TYPE_CHECKING:
-    import pandas as pd
     import plotly.graph_objects as go
 
     from mm_ldlm.data.dataset import Dataset
-    from mm_ldlm.data.sentences import Sentences
     from mm_ldlm.evaluation.config import EvaluationConfig
     from mm_ldlm.evaluation.report.inputs import ReportInputs
     from mm_ldlm.inference import MMLDLM
@@ -143,8 +143,6 @@ def score(suite: Suite, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
     Raises:
         EvaluationError: a table of samples belongs to other weights than the model's.
     """
-    import pandas as pd
-
     checkpoint = given.model.parts.checkpoint
     assert checkpoint is not None, "the pipelines load a run"
     weights = weights_of(checkpoint, use_ema=given.config.use_ema)
@@ -189,10 +187,7 @@ def of_samples(samples: pd.DataFrame, *, dataset: Dataset) -> tuple[Sentences, p
     Raises:
         StoreError: the ids belong to another dataset.
     """
-    from mm_ldlm.data.sentences import read_sentences, rows_of_ids
-
-    kept = samples["id"].notna() & samples.get("best", True)
-    samples = samples[kept].reset_index(drop=True)
+    samples = samples[samples["id"].notna() & samples.get("best", True)].reset_index(drop=True)
     return read_sentences(dataset, rows_of_ids(dataset, samples["id"].tolist())), samples
 
 

@@ -20,13 +20,13 @@ import pandas as pd
 
 from mm_ldlm.core import EvaluationError, reason_of
 from mm_ldlm.data.sentences import held_out, texts_of_split
+from mm_ldlm.evaluation.report.inputs import ReportInputs, described_sampler
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite, token_rows
 from mm_ldlm.evaluation.suites.likelihood import per_token, perplexity
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 if TYPE_CHECKING:
     from mm_ldlm.evaluation.config import GenerationConfig
-    from mm_ldlm.evaluation.report.inputs import ReportInputs
 
 ORDERS = (1, 2, 3, 4)
 """Lengths of n-grams"""
@@ -104,8 +104,6 @@ class Generation(Suite):
         )
 
     def section(self, page: ReportInputs) -> dict[str, Any]:
-        from mm_ldlm.evaluation.report.inputs import described_sampler
-
         how = page.suites[self.name][MADE_BY]["samples"]["samples_unconditional"]["parameters"]
         return {"sampler": described_sampler(how["unconditional"]["text"])}
 
@@ -152,32 +150,15 @@ def _entropy(tokens: Sequence[Any]) -> float:
 def self_bleu(rows: Sequence[Sequence[Any]], *, texts: int = 200, seed: int = 0) -> float:
     """Compute the mean BLEU-4 of each chosen text against all others (Zhu et al. 2018), 0 to 100, as sacrebleu smooths.
 
-    At most `texts` texts are drawn with `seed`. One pass suffices: an n-gram of a text is clipped at its count in the
-    others, which is the second largest count of all if the text has the largest.
+    At most `texts` texts are drawn with `seed`: every text is compared with all others.
     """
     from sacrebleu.metrics import BLEU
 
     if len(rows) > texts:
         chosen = np.random.default_rng([seed, 0x5B]).choice(len(rows), size=texts, replace=False)
         rows = [rows[i] for i in sorted(chosen)]
-    counted = [[Counter(tuple(row[i : i + n]) for i in range(len(row) - n + 1)) for n in ORDERS] for row in rows]
-    largest: dict[tuple[Any, ...], tuple[int, int]] = {}  # n-gram → its largest and second-largest count in a text
-    for gram, count in (item for counters in counted for counter in counters for item in counter.items()):
-        first, second = largest.get(gram, (0, 0))
-        largest[gram] = (max(first, count), max(second, min(first, count)))
-
-    def clipped(gram: tuple[Any, ...], count: int) -> int:
-        first, second = largest[gram]
-        return second if count == first else count
-
-    lengths = [len(row) for row in rows]
-    scores = []
-    for index, counters in enumerate(counted):
-        correct = [sum(clipped(*item) for item in counter.items()) for counter in counters]
-        total = [counter.total() for counter in counters]
-        others = lengths[:index] + lengths[index + 1 :]
-        nearest = min(others, key=lambda length: (abs(length - lengths[index]), length))
-        scores.append(BLEU.compute_bleu(correct, total, lengths[index], nearest, "exp", effective_order=True).score)
+    metric, words = BLEU(tokenize="none", effective_order=True), [" ".join(map(str, row)) for row in rows]
+    scores = [metric.sentence_score(text, words[:i] + words[i + 1 :]).score for i, text in enumerate(words)]
     return float(np.mean(scores))
 
 

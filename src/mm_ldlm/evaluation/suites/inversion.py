@@ -19,6 +19,7 @@ import pandas as pd
 
 from mm_ldlm.data.sentences import Sentences, read_sentences, sample_rows, split_rows, texts_of_split
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval, Statistic, mean_of_counts, ratio_of_counts
+from mm_ldlm.evaluation.report.inputs import described_sampler, examples
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Suite, of_samples, slug, token_rows, without_truth
 from mm_ldlm.evaluation.suites.generation import memorised, normal_form
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
@@ -109,8 +110,6 @@ class Inversion(Suite):
         }
 
     def section(self, page: Any) -> dict[str, Any]:
-        from mm_ldlm.evaluation.report.inputs import described_sampler, examples
-
         metrics = page.suites[self.name]
         how = metrics[MADE_BY]["samples"]["samples_l2t"]["parameters"]
         search = how.get("search") or {"candidates": 1, "rounds": 0}

@@ -130,14 +130,12 @@ def unit(x_Nd: np.ndarray) -> np.ndarray:
             f"Expected vectors with a direction, found {wrong} of {len(x_Nd)} that are zero or non-finite. "
             "Check the checkpoint or the encoder that made them."
         )
-    found: np.ndarray = x_Nd / norm_N1
-    return found
+    return x_Nd / norm_N1
 
 
 def cosine(a_Nd: np.ndarray, b_Nd: np.ndarray) -> np.ndarray:
     """Compute the cosine (N,) of each row of `a` to the same row of `b`."""
-    found: np.ndarray = (unit(a_Nd) * unit(b_Nd)).sum(axis=1)
-    return found
+    return (unit(a_Nd) * unit(b_Nd)).sum(axis=1)
 
 
 def ranks(generated_Nd: np.ndarray, real_Nd: np.ndarray, candidates_Md: np.ndarray, *, block: int = 512) -> np.ndarray:

@@ -23,11 +23,11 @@ from mm_ldlm.core import EvaluationError
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.sentences import held_out
 from mm_ldlm.evaluation.bootstrap import Statistic, mean_of_counts, ratio_of_counts
+from mm_ldlm.evaluation.report.inputs import ReportInputs
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, slug
 
 if TYPE_CHECKING:
     from mm_ldlm.evaluation.config import LikelihoodConfig, TextFile
-    from mm_ldlm.evaluation.report.inputs import ReportInputs
     from mm_ldlm.inference.results import Scores
 
 LABELS = {"exact": "exact negative log-likelihood", "bound": "NELBO (upper bound)"}

@@ -200,11 +200,6 @@ def score_encoder(pairs: StsSet, encode: Encode, *, bootstrap: Bootstrap = Boots
     sentences = pairs.sentences
     place = {sentence: index for index, sentence in enumerate(sentences)}
     vectors_Md = np.asarray(encode(sentences))
-    if len(vectors_Md) != len(sentences):
-        raise EvaluationError(
-            f"STS set '{pairs.name}': expected one vector for each of {len(sentences)} sentences, found "
-            f"{len(vectors_Md)}. Return one vector per text, in their order."
-        )
     alike = similarities(*(vectors_Md[[place[text] for text in side]] for side in (pairs.first, pairs.second)))
     gold_N, cosine_N = pairs.gold_N, alike["cosine"]
     both = {kind: correlate(values, gold_N, name=f"STS set '{pairs.name}'") for kind, values in alike.items()}

@@ -29,7 +29,6 @@ from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG
 from mm_ldlm.training.checkpoints.weights import identity_of, load_tensors, saved_tensors
-from mm_ldlm.training.initial import TOKENIZER
 from mm_ldlm.training.state import TrainingState
 
 Timesteps = Literal["none", "plain"]
@@ -74,7 +73,7 @@ def _described(found: Legacy, given: Given, temporary: Path) -> tuple[dict[str, 
     """Return the configuration of the new run, and the folder with its tokenizer and other parts."""
     own = found.file.parent
     key = formats.recognise(found.tensors)
-    described = given.like is not None or ((own / CONFIG).is_file() and (own / TOKENIZER).is_dir())
+    described = given.like is not None or ((own / CONFIG).is_file() and (own / "tokenizer").is_dir())
     if described or key != "ddit":
         _refuse_unread(found.file, given)
     if given.like is not None:
@@ -179,7 +178,7 @@ def _ddit(found: Legacy, given: Given, temporary: Path) -> dict[str, Any]:
     heads = _count("--heads", given.heads, in_file, inside.get("n_heads"), file=found.file)
     depth = 1 + max(int(hit[1]) for name in tensors if (hit := formats.matches("blocks.{n}.attn_qkv.weight", name)))
     tokenizer = _tokenizer(found.file.parent, given.tokenizer, rows=rows, max_length=max_length)
-    tokenizer.save(temporary / TOKENIZER)
+    tokenizer.save(temporary / "tokenizer")
     options = {
         **formats.DDIT.options, **_TIMESTEPS[_timesteps(found.file, given.timesteps, settings)],
         "dim": dim, "depth": depth, "heads": heads, "conditioning_dim": len(tensors["sigma_map.mlp.0.weight"]),

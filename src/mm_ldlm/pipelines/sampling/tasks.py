@@ -10,13 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from mm_ldlm.data import sentences
+from mm_ldlm.data.encoders.base import no_encoder
+from mm_ldlm.inference.files import read_texts
 from mm_ldlm.pipelines.sampling import TASKS
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from mm_ldlm.data.dataset import Dataset
-    from mm_ldlm.data.sentences import Sentences
     from mm_ldlm.inference import MMLDLM
     from mm_ldlm.objectives.capabilities import Capabilities
     from mm_ldlm.pipelines.sampling.config import SamplingConfig
@@ -94,14 +96,11 @@ class Task(ABC):
 def task_of(name: str, sections: Mapping[str, Any]) -> Task:
     """Make a task with its parameters, from the typed sections by name."""
     kind = TASKS.load(name)
-    task: Task = kind(name, **{section: sections[section] for section in kind.sections})
-    return task
+    return kind(name, **{section: sections[section] for section in kind.sections})
 
 
 def problems(sections: Mapping[str, Any]) -> list[str]:
     """List the parameters of the tasks that the run cannot fulfil, with the reason of each."""
-    from mm_ldlm.data.encoders.base import no_encoder
-
     capabilities = sections["objective"].capabilities(sections["model"])
     chosen, found = sections["sampling"].tasks, dict[str, str | None]()
     for name in TASKS if chosen is None else chosen:
@@ -178,7 +177,6 @@ class T2l(Task):
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
         from mm_ldlm.inference.arguments import cosines_of
-        from mm_ldlm.inference.files import read_texts
 
         config, own, parts = self.sampling, self.sampling.t2l, []
         if config.rows:
@@ -220,10 +218,9 @@ class Unconditional(Task):
             return [text_rows(made, latent=None)]
         frame = text_rows(made, latent=list(made.latents))
         if self.sampling.neighbours:
-            from mm_ldlm.data.sentences import latents_of, sample_rows, split_rows
-
-            rows = sample_rows(split_rows(dataset, "train"), NEIGHBOUR_CANDIDATES, seed=seed)
-            found = model.neighbours(made.latents, latents_of(dataset, rows), k=1)
+            training = sentences.split_rows(dataset, "train")
+            rows = sentences.sample_rows(training, NEIGHBOUR_CANDIDATES, seed=seed)
+            found = model.neighbours(made.latents, sentences.latents_of(dataset, rows), k=1)
             nearest = dataset.records.table(rows[found.rows[:, 0]]).column("text").to_pylist()
             frame = frame.assign(neighbour=nearest, neighbour_cosine=found.cosines[:, 0])
         return [frame]
@@ -232,10 +229,8 @@ class Unconditional(Task):
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def held_out(sampling: SamplingConfig, dataset: Dataset, seed: int) -> Sentences:
+def held_out(sampling: SamplingConfig, dataset: Dataset, seed: int) -> sentences.Sentences:
     """Draw the examples of the split that the tasks share."""
-    from mm_ldlm.data import sentences
-
     return sentences.held_out(dataset, count=sampling.rows, seed=seed, split=sampling.split)
 
 
