@@ -167,14 +167,13 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def finished(workshop: Path) -> Path:
     """The workshop after one `kedro run --env=test`, with one rank: every pipeline has run, every artifact is there."""
-    result = kedro("run", "--env=test", "--params=training.launch.processes=1", root=workshop)
-    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    kedro("run", "--env=test", "--params=training.launch.processes=1", root=workshop)
     return workshop
 
 
-def kedro(*arguments: str, root: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command line in the folder `root`, as a user would."""
-    return subprocess.run(
+def kedro(*arguments: str, root: Path, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line in the folder `root`, as a user would; it has to end with this exit code."""
+    done = subprocess.run(
         [sys.executable, "-m", "kedro", *arguments],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(PROJECT / "src"), **environment},
@@ -182,11 +181,13 @@ def kedro(*arguments: str, root: Path, **environment: str) -> subprocess.Complet
         text=True,
         timeout=1800,  # a hang, not slowness
     )
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    return done
 
 
 @pytest.fixture(scope="session")
 def run_kedro(workshop: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`kedro …` in the workshop."""
+    """`kedro …` in the workshop, which has to succeed unless another exit `code` is given."""
     return functools.partial(kedro, root=workshop)
 
 

@@ -99,8 +99,7 @@ def test_a_file_of_options_in_another_form_is_refused(
 
 def test_every_option_of_kedro_is_there_with_a_help() -> None:
     assert [each.name for each in RUN.params] == [each.name for each in cli.kedro_run.params]
-    shown = call("--help").output
-    assert "tatoeba+mdlm" in shown
+    assert "tatoeba+mdlm" in call("--help").output
     undocumented = [each.name for each in RUN.params if isinstance(each, click.Option) and not each.help]
     assert not undocumented
 

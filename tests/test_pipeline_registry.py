@@ -81,14 +81,12 @@ def test_every_node_is_named_by_its_pipeline_and_says_what_it_does(name: str) ->
 
 
 def test_every_dataset_is_declared_and_every_entry_is_used(entries: dict[str, Any]) -> None:
-    used = set().union(*(datasets(name) for name in FOUND))
-    assert used == entries.keys()
+    assert set().union(*(datasets(name) for name in FOUND)) == entries.keys()
 
 
 def test_every_parameter_of_a_node_is_a_section_a_seed_or_a_workspace(entries: dict[str, Any]) -> None:
     named = {each.removeprefix("params:") for pipeline in FOUND.values() for each in pipeline.inputs() if ":" in each}
-    workspaces = {f"{name}_workspace" for name in entries}
-    assert named <= {*SECTIONS, "seed", *workspaces}
+    assert named <= {*SECTIONS, "seed", *(f"{name}_workspace" for name in entries)}
 
 
 def test_every_entry_becomes_a_dataset_in_the_layer_of_its_folder(entries: dict[str, Any]) -> None:
@@ -115,38 +113,51 @@ def test_paths_of_different_entries_differ(entries: dict[str, Any]) -> None:
     assert all(kind.endswith("JsonDataset") for path, kind in paths if path in shared)
 
 
-def test_the_registry_imports_nothing_heavy() -> None:
-    program = """
+PROGRAMS = {
+    "the registry imports nothing heavy": """
 import sys
 from mm_ldlm.pipeline_registry import register_pipelines
 import mm_ldlm.settings
 register_pipelines()
 found = {"torch", "mlflow", "transformers", "datasets", "plotly", "scipy", "sklearn"} & sys.modules.keys()
 assert not found, found
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_telemetry_is_off_and_values_of_the_user_stay() -> None:
-    program = """
+""",
+    "telemetry is off and values of the user stay": """
 import os
 os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "77"
 import mm_ldlm.settings
 assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
 for name in ("KEDRO_DISABLE_TELEMETRY", "MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY"):
     assert os.environ[name] in ("1", "true")
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+""",
+    "the package lists its API without importing torch": """
+import sys, mm_ldlm
+assert "MMLDLM" in dir(mm_ldlm) and not hasattr(mm_ldlm, "nothing")
+assert "torch" not in sys.modules
+mm_ldlm.MMLDLM
+assert "torch" in sys.modules
+""",
+    "the names in the folder of a run need no torch": """
+import sys, mm_ldlm.training.checkpoints.reference
+assert "torch" not in sys.modules
+""",
+    "a worker imports neither Kedro nor MLflow nor pandas": """
+import sys
+import mm_ldlm.training.worker
+from mm_ldlm.models.registry import MODELS
+from mm_ldlm.objectives.registry import OBJECTIVES
+for kinds in (MODELS, OBJECTIVES):
+    for kind in kinds.known:
+        kinds.load(kind)
+found = {"kedro", "mlflow", "datasets", "pandas", "sklearn", "plotly"} & sys.modules.keys()
+assert not found, found
+""",
+}
 
 
-def test_the_package_lists_its_api_without_importing_torch() -> None:
-    assert "MMLDLM" in dir(mm_ldlm)
-    with pytest.raises(AttributeError):
-        mm_ldlm.nothing  # noqa: B018
-    program = "import sys, mm_ldlm; assert 'torch' not in sys.modules; mm_ldlm.MMLDLM; assert 'torch' in sys.modules"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+@pytest.mark.parametrize("promise", PROGRAMS)
+def test_a_new_process_imports_what_it_needs_only(promise: str) -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAMS[promise]], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

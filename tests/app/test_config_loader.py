@@ -78,8 +78,8 @@ def test_the_last_layer_that_sets_a_key_wins(load: Load, env: str, layers: tuple
 
 
 def test_pitfall_24_a_layer_keeps_the_siblings_of_what_it_sets(load: Load) -> None:
-    training = load("text")["parameters"]["training"]
-    assert training == {"lr": 0.2, "steps": 0.2, "betas": [0.8]}  # a list is replaced
+    # a list is replaced
+    assert load("text")["parameters"]["training"] == {"lr": 0.2, "steps": 0.2, "betas": [0.8]}
 
 
 def test_another_kind_replaces_the_mapping_and_the_same_kind_merges(load: Load) -> None:

@@ -59,7 +59,6 @@ finally:
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_explains_itself(name: str) -> None:
     command = commands.get_command(click.Context(commands), name)
-    assert command is not None
     assert command.name == name
     assert len(command.get_short_help_str()) > 20
     undocumented = [each.name for each in command.params if isinstance(each, click.Option) and not each.help]

@@ -228,8 +228,7 @@ def load_file(parameters: dict[str, Any], folder: Path) -> dict[str, Any]:
             loader[kind]
         except MissingConfigException:
             continue
-    plain: dict[str, Any] = loader["parameters"]
-    return plain
+    return loader["parameters"]
 
 
 def use(key: str, typed: dict[str, Any], folder: Path, model: Any) -> None:

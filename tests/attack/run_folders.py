@@ -57,7 +57,6 @@ def run(parameters: dict[str, Any], folder: Path, pristine: list[str]) -> str:
     options = {"step": {"checkpoint": draw.choice(STEPS)}, "best": {"checkpoint": "best"}}.get(use, {})
     model = MMLDLM.from_run(runs if use == "runs" else directory, device="cpu", **options)
     found = written(model)
-    assert model.parts.checkpoint is not None
     if use == "load" and model.parts.checkpoint.name != checkpoint.name and how != "pointer":
         raise Wrong("older checkpoint", f"after {how}, latest was {model.parts.checkpoint.name} without an error")
     same = names == {path.name for path in model.parts.checkpoint.iterdir()}

@@ -5,7 +5,6 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, ClassVar, Protocol
 
 import pytest
@@ -152,11 +151,6 @@ def test_damaged_entry_points_of_any_package_hide_only_themselves(package: Path,
     assert "round" in SHAPES
 
 
-def test_a_component_that_cannot_be_imported_is_refused_by_its_name() -> None:
-    with pytest.raises(ConfigurationError, match=r"command 'x'.*no_such_package"):
-        Registry("command", {"x": "no_such_package:y"}, "commands_of_a_test").load("x")
-
-
 @pytest.fixture(scope="module")
 def registries() -> list[tuple[str, Registry]]:
     """Every registry of the package by its group; all modules are imported."""
@@ -165,7 +159,6 @@ def registries() -> list[tuple[str, Registry]]:
         if each.name.endswith("__main__"):
             continue
         loaded = importlib.import_module(each.name)
-        assert isinstance(loaded, ModuleType)
         for value in vars(loaded).values():
             if isinstance(value, Registry):
                 found[id(value)] = (value.group, value)

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,15 +19,13 @@ from mm_ldlm.core import (
     InvalidValue,
     PositiveInt,
     SamplingError,
-    Seed,
-    bounded,
     check,
     config,
     parse,
     refuse_unwritable,
     to_dict,
 )
-from mm_ldlm.core import config as module
+from mm_ldlm.core import typed as module
 
 Refuses = Callable[..., Any]
 NUMBERS = {
@@ -184,17 +182,6 @@ def test_what_no_file_can_contain_is_refused_without_repeating_it(value: Any) ->
         refuse_unwritable(value, at="")
     assert str(raised.value).isprintable()
     assert "word@" not in str(raised.value)
-
-
-@given(st.integers(0, 2**63 - 1), st.integers())
-def test_bounds_hold_for_all_numbers(inside: int, any_number: int) -> None:
-    assert check(inside, Seed, name="seed") == inside
-    small = Annotated[int, bounded(ge=-5, lt=5)]
-    if -5 <= any_number < 5:
-        assert check(any_number, small, name="x") == any_number
-    else:
-        with pytest.raises(SamplingError, match="x"):
-            check(any_number, small, name="x")
 
 
 def test_a_property_never_hides_the_value_of_a_field() -> None:

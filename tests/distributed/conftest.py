@@ -28,5 +28,4 @@ def run_ranks(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
+        return listener.getsockname()[1]

@@ -33,7 +33,6 @@ def reports(folder: Path) -> None:
             "gather": collectives.gather({"rank": rank, "text": "ä€😀"[:rank]}),
         }
         memory = parallel.shared_memory(process, elements=101)
-        assert memory is not None
         for name, tensor in tensors(rank).items():
             memory.average_(tensor)
             found[name] = repr(tensor.double().flatten().tolist())

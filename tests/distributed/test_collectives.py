@@ -48,7 +48,6 @@ def test_gradients_of_a_part_of_the_sum_become_those_of_the_whole_sum(
     for number in range(2 * len(found)):
         model(torch.randn(4, 3, generator=torch.Generator().manual_seed(number))).sum().backward()
     for p, grad in zip(model.parameters(), found[0][strategy], strict=True):
-        assert p.grad is not None
         torch.testing.assert_close(torch.tensor(grad), p.grad.flatten())
 
 

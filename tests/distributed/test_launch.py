@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any
 
@@ -156,10 +155,9 @@ def test_pitfall_45_ranks_end_with_a_launcher_that_is_killed_early(project: Path
 
 @pytest.mark.slow
 def test_twenty_early_kills_of_a_training_leave_no_process(
-    run_kedro: Callable[..., CompletedProcess[str]], workshop: Path, project: Path
+    run_kedro: Callable[..., Any], workshop: Path, project: Path
 ) -> None:
-    prepared = run_kedro("run", "--env=test", "--pipelines=ingestion,embedding,validation")
-    assert prepared.returncode == 0, prepared.stderr[-2000:]
+    run_kedro("run", "--env=test", "--pipelines=ingestion,embedding,validation")
     for number in range(20):
         params = f"--params=training.run_name=early-{number},training.launch.processes=2,tracking.enabled=false"
         launcher = start(project, workshop, "-m", "kedro", "run", "--env=test", "--pipeline=training", params)
@@ -213,10 +211,9 @@ def on_hosts(namespaces: list[str], *arguments: str, workshop: Path, project: Pa
 
 @pytest.mark.slow
 def test_embedding_on_two_hosts_equals_one(
-    namespaces: list[str], run_kedro: Callable[..., CompletedProcess[str]], workshop: Path, project: Path
+    namespaces: list[str], run_kedro: Callable[..., Any], workshop: Path, project: Path
 ) -> None:
-    prepared = run_kedro("run", "--env=test", "--pipelines=ingestion,embedding", "--params=tracking.enabled=false")
-    assert prepared.returncode == 0, prepared.stderr[-2000:]
+    run_kedro("run", "--env=test", "--pipelines=ingestion,embedding", "--params=tracking.enabled=false")
     features = workshop / "data" / "test" / "04_feature"
     expected = {path: path.read_bytes() for path in features.rglob("part-*.arrow")}
     expected |= {path: path.read_bytes() for path in features.rglob("manifest.json")}
@@ -230,13 +227,11 @@ def test_embedding_on_two_hosts_equals_one(
 
 @pytest.mark.slow
 def test_training_on_two_hosts_equals_two_processes_of_one(
-    namespaces: list[str], run_kedro: Callable[..., CompletedProcess[str]], workshop: Path, project: Path
+    namespaces: list[str], run_kedro: Callable[..., Any], workshop: Path, project: Path
 ) -> None:
-    prepared = run_kedro("run", "--env=test", "--pipelines=ingestion,embedding,validation")
-    assert prepared.returncode == 0, prepared.stderr[-2000:]
+    run_kedro("run", "--env=test", "--pipelines=ingestion,embedding,validation")
     one = ("run", "--env=test", "--pipeline=training", f"--params={PARAMS},training.run_name=one-host")
-    result = run_kedro(*one, NPROC_PER_NODE="2")
-    assert result.returncode == 0, result.stderr[-2000:]
+    run_kedro(*one, NPROC_PER_NODE="2")
     two = ("--pipeline=training", f"--params={PARAMS},training.run_name=two-hosts")
     on_hosts(namespaces, *two, workshop=workshop, project=project, port=29519)
     runs = workshop / "data" / "test" / "06_models" / "runs"

@@ -58,8 +58,7 @@ def test_attention(device: str, length: int, softcap: float | None, masked: bool
     mask = (torch.arange(S) < torch.tensor([[S // 2 + 1]] + [[S]] * (B - 1)))[:, None, None] if masked else None
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found: Tensor = layer(q, k, v, None if mask is None else mask.to(q.device))
-        return found
+        return layer(q, k, v, None if mask is None else mask.to(q.device))
 
     def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         logits = q @ k.mT / math.sqrt(q.shape[-1])

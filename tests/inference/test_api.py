@@ -93,8 +93,7 @@ def test_the_results_of_a_text_are_those_of_its_row(name: str, model: MMLDLM, un
     latents = unit_latents(5)
     made, column = REQUESTS[name](model, latents), {"embed": "latents", "score": "nll"}.get(name.split()[0], "texts")
     if column == "texts" and "generate" not in name and "several" not in name:
-        first = REQUESTS[name](model, latents[:2])
-        assert first.texts == made.texts[:2]
+        assert REQUESTS[name](model, latents[:2]).texts == made.texts[:2]
     if "generate" in name:
         assert model.generate(2, order=name.split(", ")[1], seed=3).texts == made.texts[:2]
     other = model.generate(5, seed=4)
@@ -151,8 +150,7 @@ def test_every_text_sampler_that_fits_the_run_writes_texts(model: MMLDLM, unit_l
 
 def test_a_family_or_another_package_adds_requests(model: MMLDLM, monkeypatch: pytest.MonkeyPatch) -> None:
     added = {"shout": f"{__name__}:shout", "loudness": f"{__name__}:loudness"}
-    registry = kinds.Registry("request", added, group="requests")
-    monkeypatch.setattr(api, "REQUESTS", registry)
+    monkeypatch.setattr(api, "REQUESTS", kinds.Registry("request", added, group="requests"))
     monkeypatch.setitem(
         __import__("sys").modules, __name__, __import__("types").SimpleNamespace(shout=shout, loudness=loudness)
     )

@@ -45,8 +45,7 @@ def test_the_newest_run_below_a_folder_is_found(tmp_path: Path, caplog: pytest.L
         (places[0] / "checkpoints/step-00000003", None),
     ):
         caplog.clear()
-        found = newest_run(folder)
-        assert found == (folder if expected is None else places[expected])
+        assert newest_run(folder) == (folder if expected is None else places[expected])
         assert (str(places[0]) in caplog.text) is (expected in (1, 2))
         assert MMLDLM.from_run(folder, device="cpu").parts.step == 3
     assert newest_run(tmp_path / "data/own") == places[2]

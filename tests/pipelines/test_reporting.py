@@ -56,10 +56,9 @@ def report(inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     names = ["metrics", "comparison", "timings", *WRITTEN["metrics"], *WRITTEN["rows"]]
     reports = {name: inputs[name] for name in ("ingestion_report", "validation_report")}
     parameters = {"seed": 0, "ingestion": {"sources": []}, "evaluation": {"bootstrap": {}}, "model": {"kind": "other"}}
-    found: tuple[str, dict[str, Any]] = call(
+    return call(
         nodes.write_report, inputs, names, reporting=ReportingConfig(), parameters=parameters, **reports, **plots
     )
-    return found
 
 
 @pytest.mark.parametrize("name", [*WRITTEN["metrics"], *WRITTEN["rows"], "comparison"])

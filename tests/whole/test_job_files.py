@@ -104,8 +104,8 @@ def test_pods_of_the_embedding_know_their_host(project: Path) -> None:
     spec = documents(DOCS / "kubernetes-embedding.yaml")["Job"]["spec"]
     container = spec["template"]["spec"]["containers"][0]
     check_kedro_run([*container["command"], *container["args"]], project=project)
-    values = {each["name"]: each.get("value", "1") for each in container["env"]}  # NODE_RANK is the index of the pod
-    found = hosts(values)
+    # NODE_RANK, without a value, is the index of the pod
+    found = hosts({each["name"]: each.get("value", "1") for each in container["env"]})
     assert (found.nodes, found.node_rank) == (spec["completions"], 1)
     assert found.endpoint == "mm-ldlm-embedding-0.mm-ldlm-embedding:29400"
     assert found.processes == container["resources"]["limits"]["nvidia.com/gpu"]

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +13,9 @@ from scipy.stats import spearmanr
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.sentences import held_out
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.families.atat.objective import AdaptiveGeneration
 from mm_ldlm.inference.loading import load_run
 
-RunKedro = Callable[..., CompletedProcess[str]]
+RunKedro = Callable[..., Any]
 DRAWS = 16
 ATAT = (
     "training.max_steps=240,training.launch.processes=1,training.batch.examples=32,training.optimizer.warmup_steps=20,"
@@ -27,8 +26,7 @@ ATAT = (
 
 @pytest.mark.slow
 def test_importance_spreads_and_ranks_tokens_as_their_loss_does(run_kedro: RunKedro, workshop: Path) -> None:
-    result = run_kedro("run", "--env=atat", "--pipelines=ingestion,validation,training", f"--params={ATAT}")
-    assert result.returncode == 0, result.stderr[-3000:]
+    run_kedro("run", "--env=atat", "--pipelines=ingestion,validation,training", f"--params={ATAT}")
     (run,) = (path.parent for path in (workshop / "data" / "atat" / "06_models").rglob("training_log.jsonl"))
     events = [json.loads(line) for line in (run / "training_log.jsonl").read_text().splitlines()]
     spread = [event["importance_std"] for event in events if event.get("step", 0) > 60 and "importance_std" in event]
@@ -36,7 +34,6 @@ def test_importance_spreads_and_ranks_tokens_as_their_loss_does(run_kedro: RunKe
     assert min(spread) > 0.1
 
     model = load_run(run).model
-    assert isinstance(model, AdaptiveGeneration)
     sentences = held_out(Dataset.open(workshop / "data" / "atat" / "05_model_input" / "dataset"), count=200, seed=0)
     longest = max(map(len, sentences.tokens))
     tokens_BL = torch.full((len(sentences), longest), model.shape.pad_id)
@@ -67,8 +64,7 @@ def test_importance_spreads_and_ranks_tokens_as_their_loss_does(run_kedro: RunKe
 @pytest.mark.slow
 def test_the_classifier_is_above_logistic_regression_on_the_same_latents(run_kedro: RunKedro, workshop: Path) -> None:
     params = "training.max_steps=800,tracking.enabled=false"
-    result = run_kedro("run", "--env=classification", f"--params={params}")
-    assert result.returncode == 0, result.stderr[-3000:]
+    run_kedro("run", "--env=classification", f"--params={params}")
     metrics = json.loads((workshop / "data" / "classification" / "08_reporting" / "metrics.json").read_text())
     model, baseline = metrics["classification.accuracy"], metrics["baseline.logistic_regression.accuracy"]
     print(f"classifier {model:.3f}, logistic regression {baseline:.3f}")

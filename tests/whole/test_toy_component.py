@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,33 +21,20 @@ sampling:
     count: 8
     text: {kind: "toy_component:ToySampler"}
 """
-Kedro = Callable[..., None]
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def kedro(finished: Path) -> Kedro:
-    """`kedro …` in the finished workshop, with an environment `toy` and with tests/toy on Python's path."""
+def results(run_kedro: Callable[..., Any], finished: Path) -> Path:
+    """The data of `kedro run --env=test+toy`, with tests/toy on Python's path; what does not depend on the model is
+    there already.
+    """
     environment = finished / "conf" / "toy"
     environment.mkdir()
     (environment / "globals.yml").write_text("results: /toy\n")
     (environment / "parameters.yml").write_text(PARAMETERS)
-
-    def run(*arguments: str) -> None:
-        path = os.pathsep.join([str(TOY), str(TOY.parents[1] / "src")])
-        done = subprocess.run(
-            [sys.executable, "-m", "kedro", *arguments], cwd=finished, env={**os.environ, "PYTHONPATH": path},
-            capture_output=True, text=True, timeout=1800,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def results(kedro: Kedro, finished: Path) -> Path:
-    """The data of `kedro run --env=test+toy`; what does not depend on the model is there already."""
-    kedro("run", "--env=test+toy", "--only-missing-outputs")
+    path = os.pathsep.join([str(TOY), str(TOY.parents[1] / "src")])
+    run_kedro("run", "--env=test+toy", "--only-missing-outputs", PYTHONPATH=path)
     return finished / "data" / "test" / "toy"
 
 
@@ -118,8 +103,7 @@ def test_it_is_scored_exactly(results: Path, run_folder: Path, monkeypatch: pyte
     assert scores.likelihood == "exact"
     assert scores.token_nll[0] == pytest.approx(-float(log_p[ids].sum()), rel=1e-5)
     assert scores.length_nll[0] == pytest.approx(-float(length_log_p[len(ids) - 1]), rel=1e-5)
-    metrics = read(results / "08_reporting" / "metrics_likelihood.json")
-    assert metrics["likelihood"] == "exact"
+    assert read(results / "08_reporting" / "metrics_likelihood.json")["likelihood"] == "exact"
 
 
 def test_what_it_cannot_do_is_skipped_with_a_reason(results: Path) -> None:

@@ -38,7 +38,6 @@ def line(label: str, calls: float, *, searches: bool = False) -> dict[str, Any]:
 def test_quality_against_calls_shows_the_intervals_and_the_reference() -> None:
     lines = [line("two", 8), line("one", 2), line("search", 4, searches=True)]
     figure = figures.calls(lines)
-    assert figure is not None
     assert [trace.name for trace in figure.data] == ["model", "search with the encoder"]
     assert list(figure.data[0].text) == ["one", "two"]
     same(shown(figure.data[0]), [lines[1]["exact_match"], lines[0]["exact_match"]])
@@ -74,7 +73,6 @@ def test_spectra_end_where_the_rows_end() -> None:
     assert np.isnan(trace.y[2])
     assert "2" in trace.name
     bars = figures.calibration({"samples": 2, "rank_fraction": [0.5, 0.25, 0.25]})
-    assert bars is not None
     assert list(bars.data[0].y) == [0.5, 0.25, 0.25]
     assert bars.layout.shapes[0].y0 == pytest.approx(1 / 3)
     assert figures.calibration(None) is None
@@ -93,7 +91,6 @@ def test_costs_by_noise_level_leave_out_empty_buckets() -> None:
     buckets = [{"low": 0, "high": 0.5, "cross_entropy": 1.5, "accuracy": 0.5, "masked_tokens": 7},
                {"low": 0.5, "high": 1, "cross_entropy": None, "accuracy": None, "masked_tokens": 0}]  # fmt: skip
     figure = figures.noise_level({"given_latent": {"by_mask_ratio": buckets}, "unconditional": {"by_mask_ratio": None}})
-    assert figure is not None
     assert (list(figure.data[0].x), list(figure.data[0].y)) == ([0.25], [1.5])
     assert figures.noise_level({"unconditional": {"by_mask_ratio": None}}) is None
 
@@ -107,7 +104,6 @@ def test_a_comparison_has_a_bar_for_each_number_of_each_run() -> None:
     for cell in (cell for each in table for cell in each["values"]):
         cell.setdefault("note", "")
     figure = figures.comparison({"runs": ["a", "b"], "table": table})
-    assert figure is not None
     cost_a, cost_b, _, ratio_b = figure.data
     same([*shown(cost_a), *shown(cost_b), *shown(ratio_b)], marked[:3])
     assert (cost_a.text, cost_b.text) == (("exact",), ("NELBO",))
@@ -140,13 +136,10 @@ def log(steps: int = 30, **more: Any) -> list[dict[str, Any]]:
 
 def test_the_log_is_drawn_in_panels_by_kind_of_key() -> None:
     figure, found = figures.training(log()), figures.diagnostics(log())
-    assert figure is not None
-    assert found is not None
     titles = [note.text.split("<br>")[0] for note in figure.layout.annotations]
     assert titles == ["loss", "parts of the loss", "learning rate", "scale"]
     assert [trace.name for trace in found.data] == ["text_nll_t0", "text_nll_t1", "text_nll_t10", "grad_norm/head", "attention_logit_max/block2", "attention_logit_max/block10"]  # fmt: skip
-    colours = [trace.line.color for trace in found.data]
-    assert len(set(colours[:3])) == 3
+    assert len({trace.line.color for trace in found.data[:3]}) == 3
     assert "block10" in found.layout.annotations[2].text
     assert figures.training([]) is figures.diagnostics([]) is None
 
@@ -154,7 +147,6 @@ def test_the_log_is_drawn_in_panels_by_kind_of_key() -> None:
 def test_thin_lines_are_the_log_and_thick_lines_are_smoothed() -> None:
     lines = [{"step": i, "loss": float(i % 2), "lr": 0.1} for i in range(40)]
     figure = figures.training(lines, smoothing=0.9)
-    assert figure is not None
     thin, thick, rate = figure.data
     assert list(thin.y) == [line["loss"] for line in lines]
     assert np.ptp(thick.y[20:]) < 0.2
@@ -173,5 +165,4 @@ def test_the_average_has_adams_bias_correction() -> None:
 def test_numbers_without_a_place_on_the_axis_are_left_out(bad: Any) -> None:
     lines = [{"step": 1, "text_loss": bad}, {"step": 2, "text_loss": 2.0}]
     figure = figures.training(lines)
-    assert figure is not None
     assert list(figure.data[0].y) == [2.0]

@@ -1,6 +1,7 @@
 """The page of a finished run against a golden one, and each number that the page computes."""
 
 import html
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -33,16 +34,14 @@ def outline(text: str) -> str:
 
 
 def test_the_page_has_the_golden_structure_and_words(finished: Path, request: pytest.FixtureRequest) -> None:
-    written = finished / "data" / "test" / "08_reporting" / "report.html"
-    found = outline(written.read_text(encoding="utf-8"))
+    found = outline((finished / "data/test/08_reporting/report.html").read_text(encoding="utf-8"))
     if request.config.getoption("--regenerate"):
         GOLDEN.write_text(found, encoding="utf-8")
     assert found == GOLDEN.read_text(encoding="utf-8")
 
 
 def test_the_page_needs_no_other_file(finished: Path) -> None:
-    written = finished / "data" / "test" / "08_reporting" / "report.html"
-    text = written.read_text(encoding="utf-8")
+    text = (finished / "data/test/08_reporting/report.html").read_text(encoding="utf-8")
     body = re.sub(r"<script>.*?</script>", "", text, flags=re.S)
     assert not re.findall(r"(?:src|href)=\"(?!#|data:)[^\"]*\"", body)
     shown = set(re.findall(r'data-plot="(\w+)"', text))
@@ -172,20 +171,32 @@ def test_the_time_of_a_training_covers_all_its_sessions(tmp_path: Path) -> None:
 
 # -- safety ------------------------------------------------------------------------------------------------------------
 
+COMPARISON: dict[str, Any] = {
+    "rows": [],
+    "runs": [],
+    "failed": [],
+    "seeds": [],
+    "baseline": "x",
+    "budget": "x",
+    "table": [],
+    "paired": {},
+}
 HOSTILE = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\u2028", "&lt;", "{{ 7 * 7 }}"]
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_text_of_figures_cannot_leave_its_element(text: str) -> None:
     figure = chart([{"type": "bar", "name": text, "x": [text], "y": [1]}], x={"title": text}, y={})
-    embedded = page.embedded_json(figure)
-    assert not set("<>&\u2028\u2029") & set(embedded)
-    assert go.Figure(page.json.loads(embedded)).data[0].name == text
+    values: dict[str, Any] = {"title": "x", "kind": "comparison", "c": COMPARISON}
+    shown = page.rendered("mm_ldlm.evaluation.report/templates/page.html.j2", figures={"plot_x": figure}, **values)
+    (embedded,) = re.findall(r'<script type="application/json" id="plot_x">(.*?)</script>', shown, flags=re.S)
+    assert not set("<>\u2028\u2029") & set(embedded)
+    assert go.Figure(json.loads(embedded)).data[0].name == text
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_text_of_the_data_is_escaped(text: str, refuses: Callable[..., Any]) -> None:
     values: dict[str, Any] = {"title": text, "kind": "comparison", "figures": {}}
-    c = {"rows": [], "runs": [], "failed": [], "seeds": [], "baseline": text, "budget": text, "table": [], "paired": {}}
+    c = {**COMPARISON, "baseline": text, "budget": text}
     shown = page.rendered("mm_ldlm.evaluation.report/templates/page.html.j2", **values, c=c)
     assert text == "\u2028" or f"<title>{html.escape(text, quote=False)} – comparison</title>" in shown

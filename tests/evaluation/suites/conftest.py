@@ -29,8 +29,7 @@ class Run:
         return replace(self.given, samples=chosen)
 
     def metrics(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.written / f"metrics_{name}.json").read_text())
-        return found
+        return json.loads((self.written / f"metrics_{name}.json").read_text())
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,6 @@ def test_bits_are_differences_sentence_by_sentence() -> None:
 def test_the_contributions_of_all_noise_levels_sum_to_the_nelbo(buckets: int) -> None:
     one = scores()
     lines = by_noise_level(one, buckets=buckets)
-    assert lines is not None
     assert sum(line["nats_per_token"] for line in lines) == pytest.approx(one.draw_nll.mean(0).sum() / one.tokens.sum())
     assert sum(line["draws"] for line in lines) == one.draw_nll.size
     assert {line["cross_entropy"] for line in lines if line["masked_tokens"]} == {2.0}

@@ -89,8 +89,8 @@ def test_pitfall_13_failures_of_an_encoder_are_no_score(refuses: Callable[..., A
     pairs = sts_set()
     with pytest.raises(ZeroDivisionError):
         score_encoder(pairs, lambda texts: 1 / 0)
-    for broken, named in ((lambda t: encode(t)[:-1], "59"), (lambda t: encode(t) * np.nan, "40"), (lambda t: 0 * encode(t), "40")):  # fmt: skip
-        with refuses(EvaluationError, named):
+    for broken in (lambda t: encode(t) * np.nan, lambda t: 0 * encode(t)):
+        with refuses(EvaluationError, "40"):
             score_encoder(pairs, broken)
     with refuses(EvaluationError, "collapsed"):
         correlate(np.ones(5), np.arange(5.0))

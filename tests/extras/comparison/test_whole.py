@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -18,7 +18,7 @@ MEMBERS = [
 
 @pytest.mark.slow
 def test_a_whole_comparison_with_a_member_that_diverges_and_again(
-    finished: Path, run_kedro: Callable[..., CompletedProcess[str]]
+    finished: Path, run_kedro: Callable[..., Any]
 ) -> None:
     import mlflow
 
@@ -26,8 +26,7 @@ def test_a_whole_comparison_with_a_member_that_diverges_and_again(
     layer = {"comparison": {"members": MEMBERS, "seeds": [0], "budget": {"tokens": 3000}}}
     (finished / "conf" / "compared" / "parameters.yml").write_text(yaml.safe_dump(layer))
     options = ("run", "--pipeline=comparison", "--env=test+compared", "--params=training.launch.processes=1")
-    first = run_kedro(*options)
-    assert first.returncode == 0, first.stderr
+    run_kedro(*options)
     reports = finished / "data/test/08_reporting"
     table = pd.read_csv(reports / "comparison_table.csv").set_index("member")
     assert list(table["status"]) == ["finished", "finished", "failed"]
@@ -46,6 +45,6 @@ def test_a_whole_comparison_with_a_member_that_diverges_and_again(
         "mdlm, seed 0": "FINISHED", "ar, seed 0": "FINISHED", "diverges, seed 0": "FAILED"
     }  # fmt: skip
 
-    assert run_kedro(*options).returncode == 0
+    run_kedro(*options)
     outcomes = json.loads((reports / "comparison_outcomes.json").read_text())
     assert [outcome["repeated"] for outcome in outcomes] == [True, True, False]

