@@ -10,6 +10,11 @@ from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.process import choose_device, joined
 
 
+def be_rank(rank: int, world: int, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+
+
 def test_one_process_needs_no_group() -> None:
     with joined(device="cpu", threads=1) as process:
         assert (process.rank, process.world, process.backend, process.is_main) == (0, 1, None, True)
@@ -17,9 +22,7 @@ def test_one_process_needs_no_group() -> None:
 
 
 def test_a_group_of_one_is_left_at_the_end(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
-    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": str(free_port)}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    be_rank(0, 1, free_port, monkeypatch)
     with joined(device="cpu", group_of_one=True) as process:
         assert process.backend == "gloo"
         assert collectives.active()
@@ -27,9 +30,7 @@ def test_a_group_of_one_is_left_at_the_end(monkeypatch: pytest.MonkeyPatch, free
 
 
 def test_a_rank_that_nobody_joins_ends_with_the_address(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
-    variables = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(free_port)}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    be_rank(1, 2, free_port, monkeypatch)
     words = rf"rank 1 of 2 could not join the others at 127\.0\.0\.1:{free_port}"
     with pytest.raises(WorkerFailed, match=words), joined(device="cpu", timeout_minutes=0.02):
         pass

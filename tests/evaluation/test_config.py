@@ -26,14 +26,16 @@ POINT = {"label": "a", "sampler": {"kind": "confidence", "steps": 2}}
         ("sts.files", {"a.b": "f"}),
         ("checkpoint", "newest"),
         ("likelihood.draws", 0),
+        ("smoothing", 1.0),
     ],
 )
 def test_values_that_no_evaluation_can_use_are_refused(path: str, value: Any, refuses: Callable[..., Any]) -> None:
     section: Any = value
     for key in reversed(path.split(".")):
         section = {key: section}
+    kind = ReportingConfig if path == "smoothing" else EvaluationConfig
     with refuses(ConfigurationError, f"evaluation.{path}"):
-        parse(EvaluationConfig, section, at="evaluation")
+        parse(kind, section, at="evaluation")
 
 
 def test_sets_and_files_of_sts_have_different_names(refuses: Callable[..., Any]) -> None:
@@ -43,8 +45,3 @@ def test_sets_and_files_of_sts_have_different_names(refuses: Callable[..., Any])
     both["files"] = {"b": "g"}
     sources = parse(EvaluationConfig, {"sts": both}, at="evaluation").sts.sources
     assert [(source.name, source.format, source.path) for source in sources] == [("a", "stsb", "f"), ("b", "stsb", "g")]
-
-
-def test_smoothing_stays_below_one(refuses: Callable[..., Any]) -> None:
-    with refuses(ConfigurationError, "reporting.smoothing"):
-        parse(ReportingConfig, {"smoothing": 1.0}, at="reporting")

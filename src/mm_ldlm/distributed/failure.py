@@ -86,7 +86,8 @@ def recorded() -> Iterator[None]:
     try:
         yield
     except (Exception, GeneratorExit) as error:
-        record(error)
+        if path is not None:
+            record(error, path)
         if isinstance(error, MMLDLMError):
             sys.exit(f"{type(error).__name__}: {error}")
         raise
@@ -94,12 +95,9 @@ def recorded() -> Iterator[None]:
         Path(path).with_name(_DONE).touch()
 
 
-def record(error: BaseException) -> None:
-    """Write the error to the file that the elastic agent reads; do nothing when no agent started this process."""
+def record(error: BaseException, path: str) -> None:
+    """Write the error to the file that the elastic agent reads."""
     note(error, step=None)
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path is None:
-        return
     step, raised = error.__dict__[_NOTED]
     last = (traceback.extract_tb(error.__traceback__) or [None])[-1]
     ours = isinstance(error, MMLDLMError)
