@@ -15,11 +15,9 @@ from tests.diffusion.enumeration import VOCABULARY, Interpolation, masking
 from torch import Tensor
 
 from mm_ldlm.core import Kinds, parse_kind
-from mm_ldlm.diffusion.registry import TEXT_PROCESSES
-from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.registry import MODELS
-from mm_ldlm.objectives.base import Batch
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.diffusion.process import TEXT_PROCESSES
+from mm_ldlm.models.base import MODELS, DataShape
+from mm_ldlm.objectives.base import OBJECTIVES, Batch
 from mm_ldlm.objectives.root import TrainableRoot, build_root
 
 FAMILIES = Path(__file__).parent / "families"

@@ -144,8 +144,8 @@ assert "torch" not in sys.modules
     "a worker imports neither Kedro nor MLflow nor pandas": """
 import sys
 import mm_ldlm.training.worker
-from mm_ldlm.models.registry import MODELS
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.models.base import MODELS
+from mm_ldlm.objectives.base import OBJECTIVES
 for kinds in (MODELS, OBJECTIVES):
     for kind in kinds.known:
         kinds.load(kind)

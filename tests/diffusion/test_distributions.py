@@ -39,7 +39,7 @@ def test_the_token_loss_and_its_gradient_are_the_plain_ones(rows: int, size: int
             nll, norm = F.cross_entropy(logits, targets, reduction="none"), logits.logsumexp(1)
             best = logits.argmax(1)
         else:
-            nll, norm, best = token_loss(logits, targets, mask_id=MASK, pad_id=PAD)
+            nll, _, best, norm = token_loss(logits, targets, mask_id=MASK, pad_id=PAD)
         ((nll * grads[0]).sum() + (norm.square() * grads[1]).sum()).backward()
         results.append((nll.detach(), norm.detach(), best, a.grad, b.grad))
     for one, other in zip(*results, strict=True):

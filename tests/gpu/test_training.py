@@ -15,7 +15,7 @@ from tests.training.ranks import train_on_ranks
 from mm_ldlm.core import WorkerFailed
 from mm_ldlm.distributed import collectives
 from mm_ldlm.extras.sanity.checks import SanityConfig, check_sanity
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training import loop
 from mm_ldlm.training.jsonl import read_events, read_metrics
 from mm_ldlm.training.session import LOG

@@ -15,9 +15,8 @@ from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.inference.loading import Parts
-from mm_ldlm.models.base import DataShape, init_weights
-from mm_ldlm.models.registry import MODELS
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.models.base import MODELS, DataShape, init_weights
+from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.weights import identity_of
@@ -30,11 +29,11 @@ LATENTS = np.eye(4, DIM, dtype=np.float32)
 
 
 @functools.cache
-def tokenizer() -> TextTokenizer:
+def tokenizer(words: int = WORDS, length: int = LENGTH) -> TextTokenizer:
     """Make the tokenizer of the words w0 … w19; every other word is [UNK]."""
-    base = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)} | {"[UNK]": WORDS}, unk_token="[UNK]"))
+    base = Tokenizer(models.WordLevel({f"w{i}": i for i in range(words)} | {"[UNK]": words}, unk_token="[UNK]"))
     base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return TextTokenizer(base, max_length=LENGTH)
+    return TextTokenizer(base, max_length=length)
 
 
 def normaliser(*, typical: tuple[float, float] | None = None) -> Normaliser:

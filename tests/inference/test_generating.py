@@ -14,9 +14,8 @@ from mm_ldlm.inference import MMLDLM
 from mm_ldlm.inference.generating import _several
 from mm_ldlm.inference.loading import Parts
 from mm_ldlm.inference.results import Texts
-from mm_ldlm.models.registry import MODELS
-from mm_ldlm.objectives.base import Batch
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.models.base import MODELS
+from mm_ldlm.objectives.base import OBJECTIVES, Batch
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS, text_sampler
 from mm_ldlm.sampling.search import SearchConfig
 

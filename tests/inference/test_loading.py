@@ -12,7 +12,7 @@ from tests.inference.runs import DIT, TEXT, BagEncoder, write_run
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import CheckpointError, FingerprintError, MMLDLMError, SamplingError
-from mm_ldlm.diffusion.registry import TEXT_PROCESSES
+from mm_ldlm.diffusion.process import TEXT_PROCESSES
 from mm_ldlm.inference.loading import refuse_other_data
 
 Refuses = Callable[..., Any]

@@ -12,11 +12,10 @@ from tests.inference.runs import make
 from mm_ldlm.core import parse_kind
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.inference.loading import Parts
-from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.interfaces import TextAndLatentOutput
+from mm_ldlm.models.base import DataShape, TextAndLatentOutput
+from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel, Likelihood
-from mm_ldlm.objectives.registry import OBJECTIVES
 
 MASK, PAD = 3, 4
 SHAPE = DataShape(vocab_size=5, pad_id=PAD, mask_id=MASK, max_length=2, fields={"latents": (2,)})

@@ -26,8 +26,7 @@ each_parameterisation = pytest.mark.parametrize(
 
 
 def modality_of(options: dict[str, Any]) -> GaussianModality:
-    found: GaussianModality = root_of("multimodal", options).objective.modality
-    return found
+    return root_of("multimodal", options).objective.modality
 
 
 @each_parameterisation
@@ -65,8 +64,7 @@ def test_times_of_the_values_are_spread_over_the_batch_whatever_the_order_of_the
 )
 def test_the_modes_of_the_steps_have_their_frequencies(weights: dict[str, int]) -> None:
     objective = root_of("multimodal", {"mode": "mixed", "loss_type_weights": weights}).objective
-    position_B = torch.arange(2)
-    drawn = Counter(objective.kind(RowGenerator(seed, position_B), step=0) for seed in range(2000))
+    drawn = Counter(objective.kind(RowGenerator(seed, torch.arange(2)), step=0) for seed in range(2000))
     for mode, weight in weights.items():
         assert drawn[mode] / 2000 == pytest.approx(weight / sum(weights.values()), abs=0.04)
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mm_ldlm.core import ConfigurationError, parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.models.base import MODELS
 from mm_ldlm.models.parts import FreezingSnapshot, freeze, tagged_parameters
-from mm_ldlm.models.registry import MODELS
 from mm_ldlm.objectives.base import Batch, Losses
 from mm_ldlm.objectives.capabilities import USES
 from mm_ldlm.objectives.root import TrainableRoot

@@ -1,26 +1,21 @@
-"""Ancestral sampling against enumerated distributions, and `ddpm_cache`."""
+"""Ancestral sampling against enumerated distributions, `ddpm_cache`, and the times of the denoising loop."""
 
 from typing import Any
 
 import pytest
 import torch
-from tests.sampling.toys import MASK, Exact, agrees, build, canvas, constant, context, denoiser, on, rows
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.sampling.toys import MASK, Exact, agrees, build, canvas, constant, context, on, rows, sample, watching
 
 from mm_ldlm.core import SamplingError, parse_kind
-from mm_ldlm.diffusion.registry import MASK_SCHEDULES
+from mm_ldlm.diffusion.schedules import MASK_SCHEDULES
 from mm_ldlm.sampling.ancestral import chosen_log_probs, reverse_process, unmask_by_schedule
-from mm_ldlm.sampling.denoising import Canvas
+from mm_ldlm.sampling.denoising import Grid, State
 from mm_ldlm.sampling.registry import text_sampler
 
 EXACT = Exact(torch.tensor([[0.30, 0.05, 0.05], [0.02, 0.20, 0.08], [0.10, 0.05, 0.15]], dtype=torch.float64))
 SCHEDULES = ["log_linear", "cosine", "geometric"]
-
-
-def sample(kind: str, denoise: Any, tokens_BL: Any, *, schedule: Any = "log_linear", **settings: Any) -> Any:
-    process = build(schedule=schedule)
-    return text_sampler(kind, **settings).sample(
-        Canvas(denoise=denoise, tokens=tokens_BL, process=process, generator=rows(len(tokens_BL)))
-    )
 
 
 def unmasked_by(schedule: str, steps: int) -> torch.Tensor:
@@ -98,12 +93,8 @@ def test_ddpm_cache_evaluates_each_state_once_and_refuses_a_model_of_the_time() 
     plain = sample("ancestral", context(timed=True), canvas(9, 5), timestep="mask_ratio", skip_idle=True)
     assert torch.equal(by_mask_ratio.tokens, plain.tokens)
     states: list[Any] = []
-
-    def words(tokens_AL: Any, t_A: Any, rows_A: Any) -> Any:
-        states.append(tuple(tokens_AL[0].tolist()))
-        return torch.zeros(*tokens_AL.shape, 8)
-
-    made = sample("ddpm_cache", denoiser(words), canvas(6), steps=50)
+    denoise = watching(lambda tokens_AL, t_A: states.append(tuple(tokens_AL[0].tolist())))
+    made = sample("ddpm_cache", denoise, canvas(6), steps=50)
     assert len(states) == made.model_calls == int(made.calls_per_row[0])
     assert len(set(states[2:])) == len(states[2:]), "after the two calls that compare the outputs at two times"
 
@@ -125,15 +116,58 @@ def test_the_log_probability_of_a_token_is_that_of_its_word_and_0_for_noise() ->
 
 def test_pitfall_12_times_are_finite_at_both_ends() -> None:
     times: list[float] = []
-
-    def words(tokens_AL: Any, t_A: Any, rows_A: Any) -> Any:
-        times.append(float(t_A[0]))
-        return torch.zeros(*tokens_AL.shape, 8)
-
+    denoise = watching(lambda tokens_AL, t_A: times.append(float(t_A[0])))
     for timestep in ("schedule", "mask_ratio"):
         times.clear()
         sampler = text_sampler("ancestral", steps=4)
-        unmask_by_schedule(on(denoiser(words), canvas(20)), sampler, timestep=timestep, skip_idle=False)
+        unmask_by_schedule(on(denoise, canvas(20)), sampler, timestep=timestep, skip_idle=False)
         assert times[0] == pytest.approx(1.0, abs=1e-3)
         assert times == sorted(times, reverse=True)
         assert times[-1] > 0
+
+
+# -- times of the denoising loop ---------------------------------------------------------------------------------------
+
+
+def state(tokens_BL: torch.Tensor, *, step: int, grid: Grid) -> State:
+    masked_BL = tokens_BL == MASK
+    return State(step, grid, tokens_BL, masked_BL, ~masked_BL, torch.zeros(tokens_BL.shape), rows(len(tokens_BL)))
+
+
+@given(st.sampled_from(SCHEDULES), st.integers(1, 20), st.integers(0, 12), st.integers(0, 12))
+def test_a_grid_runs_from_the_mask_ratio_of_a_text_to_that_of_its_closed_masks(
+    schedule: str, steps: int, given_tokens: int, closed: int
+) -> None:
+    process, tokens_BL = build(schedule=schedule), canvas(12, 5)
+    tokens_BL[0, :given_tokens] = 1
+    open_BL = torch.arange(12)[None].repeat(2, 1) >= closed
+    grid = Grid.of(on(None, tokens_BL, process, open=open_BL), steps=steps)
+    times = torch.stack([grid.at(step) for step in range(steps + 1)])
+    assert (times.diff(dim=0) <= 1e-12).all()
+    masks = (tokens_BL == MASK).sum(1)
+    left = ((tokens_BL == MASK) & ~open_BL).sum(1)
+    for at, count in ((times[0], masks), (times[-1], left)):
+        ratio = 1 - process.mask_schedule.alpha(at)
+        assert torch.allclose(ratio, count.double() / torch.tensor([12, 5]), atol=2e-3)
+    # the masks follow the schedule, and what the steps unmask together is all of the open masks
+    survives, length = torch.ones(2).double(), torch.tensor([12, 5])
+    for step in range(steps):
+        chance = grid.unmask_fraction(step)
+        assert ((chance >= 0) & (chance <= 1)).all()
+        survives = survives * (1 - chance)
+        expected = ((masks - left) * survives + left) / length
+        if step < steps - 1:
+            assert torch.allclose(1 - process.mask_schedule.alpha(times[step + 1]), expected, atol=4e-3)
+    assert (survives == 0).all()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_model_receives_the_time_of_the_grid_or_of_the_mask_ratio(schedule: str) -> None:
+    process, tokens_BL = build(schedule=schedule), canvas(20, 20)
+    grid = Grid.of(on(None, tokens_BL, process), steps=4)
+    half_BL = tokens_BL.clone()
+    half_BL[1, :10] = 1
+    now = state(half_BL, step=1, grid=grid)
+    assert now.time("schedule").tolist() == pytest.approx([0.75, 0.75], abs=1e-6)
+    ratio_B = 1 - process.mask_schedule.alpha(now.time("mask_ratio"))
+    assert ratio_B.tolist() == pytest.approx([1.0, 0.5], abs=2e-3)

@@ -8,10 +8,8 @@ from tests.sampling.toys import rows
 
 from mm_ldlm.core import SamplingError, parse_kind
 from mm_ldlm.diffusion import gaussian as diffusion
-from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES
-from mm_ldlm.diffusion.schedules import CosineLatents, Scales
-from mm_ldlm.sampling import gaussian
-from mm_ldlm.sampling.gaussian import Estimator, LatentDenoiser, grid
+from mm_ldlm.diffusion.schedules import GAUSSIAN_SCHEDULES, CosineLatents, Scales
+from mm_ldlm.sampling.gaussian import Estimator, LatentDenoiser, Point, grid, posterior_std
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, latent_sampler
 
 SCHEDULES = tuple(GAUSSIAN_SCHEDULES.known)
@@ -129,7 +127,7 @@ def test_solvers_of_the_flow_take_the_same_steps_on_every_schedule(name, schedul
     """x/(signal + noise) at noise/(signal + noise) is the flow itself."""
     (denoise, _), (flow, _), sampler, x = toy(schedule), toy("flow"), latent_sampler(name), start()
     points = grid(denoise.schedule, steps=5, t_max=0.9)
-    same = [gaussian.Point(p.fraction, 1 - p.fraction, p.fraction) for p in points]
+    same = [Point(p.fraction, 1 - p.fraction, p.fraction) for p in points]
     found = sampler.solve(x, points, Estimator(denoise, 1.0), rows(len(x)))
     expected = sampler.solve(x / (points[0].signal + points[0].noise), same, Estimator(flow, 1.0), rows(len(x)))
     assert torch.allclose(found, expected, atol=1e-5)
@@ -145,12 +143,11 @@ def test_ddpm_is_ddim_at_eta_one(schedule):
 
 
 def test_the_posteriors_std_is_ddpms():
-    schedule = scheduled("cosine")
-    now, then = grid(schedule, steps=3, t_max=0.9)[1:3]
+    now, then = grid(scheduled("cosine"), steps=3, t_max=0.9)[1:3]
     a_t, a_s = now.signal**2, then.signal**2
     beta = 1 - a_t / a_s
-    assert gaussian.posterior_std(now, then) ** 2 == pytest.approx(beta * (1 - a_s) / (1 - a_t))
-    assert gaussian.posterior_std(now, gaussian.Point(0.0, 1.0, 0.0)) == 0
+    assert posterior_std(now, then) ** 2 == pytest.approx(beta * (1 - a_s) / (1 - a_t))
+    assert posterior_std(now, Point(0.0, 1.0, 0.0)) == 0
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -9,7 +9,6 @@ from tests.sampling.toys import PAD, canvas, on, rows
 from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.schedules import CosineLatents
 from mm_ldlm.sampling import joint
-from mm_ldlm.sampling.joint import JointDenoiser
 from mm_ldlm.sampling.logit_filters import Draw
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
@@ -27,17 +26,16 @@ def denoiser(received=None, self_condition=False):
         logits[..., 1] = z[:, :1] * 5
         return logits[asked], x0
 
-    return JointDenoiser(
+    return joint.JointDenoiser(
         predict=predict,
-        latent_schedule=CosineLatents().build(),
+        schedule=CosineLatents().build(),
         parameterisation="x0",
         self_condition=self_condition,
     )
 
 
 def together(denoise, tokens, generator, *, draw=None, **latent):
-    sampler = latent_sampler("ddim", **latent)
-    canvas = on(denoise, tokens, generator=generator)
+    canvas, sampler = on(denoise, tokens, generator=generator), latent_sampler("ddim", **latent)
     return joint.together(canvas, dim=2, draw=draw or Draw(), latent=sampler)
 
 
@@ -58,8 +56,7 @@ def test_together_takes_both_modalities_down_one_grid():
 
 def test_together_gives_texts_and_latents_that_belong_together():
     text, latent = together(denoiser(), canvas(*[6] * 400), rows(400), steps=12)
-    has_one = (text.tokens == 1).any(1)
-    agree = (latent.latents[:, 0] > 0) == has_one
+    agree = (latent.latents[:, 0] > 0) == (text.tokens == 1).any(1)
     assert agree.float().mean() > 0.95
 
 

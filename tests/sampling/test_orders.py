@@ -6,18 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sampling.toys import MASK, WORDS, build, canvas, constant, context, denoiser, rows
+from tests.sampling.toys import MASK, WORDS, canvas, constant, context, denoiser, sample
 
-from mm_ldlm.sampling.denoising import Canvas
 from mm_ldlm.sampling.orders import entropy_prefix, masks_left, top_by_row
-from mm_ldlm.sampling.registry import text_sampler
 
 FIXED = ["confidence", "margin", "entropy", "random"]
-
-
-def sample(kind: str, denoise: Any, tokens_BL: Any, **settings: Any) -> Any:
-    sampler = text_sampler(kind, **settings)
-    return sampler.sample(Canvas(denoise=denoise, tokens=tokens_BL, process=build(), generator=rows(len(tokens_BL))))
 
 
 @pytest.mark.parametrize("counts", ["linear", "cosine"])

@@ -1,14 +1,17 @@
-"""What every registered sampler promises, whatever family it comes from."""
+"""What every registered sampler promises, whatever family it comes from, and what a length is."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tests.sampling.toys import build, canvas, conforms, context, overfit, rebuilds, rows
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.sampling.toys import build, canvas, conforms, context, on, overfit, rebuilds
 
-from mm_ldlm.core import ConfigurationError, SamplingError, to_dict
-from mm_ldlm.diffusion.registry import TEXT_PROCESSES
-from mm_ldlm.sampling.denoising import Canvas
+from mm_ldlm.core import ConfigurationError, SamplingError, check, to_dict
+from mm_ldlm.diffusion.process import TEXT_PROCESSES
+from mm_ldlm.sampling.limits import Length
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, default_text_sampler, latent_sampler, text_sampler
 
 INNER = {"blocks": {"block_length": 3, "inner": {"kind": "confidence", "steps": 2, "temperature": 1.0}}}
@@ -51,7 +54,7 @@ def test_a_text_sampler_refuses_in_the_words_of_its_refusal(kind: str, process: 
     if reason is not None:
         assert kind in reason
         with pytest.raises(SamplingError) as raised:
-            sampler.sample(Canvas(denoise=context(), tokens=canvas(3), process=found, generator=rows(1)))
+            sampler.sample(on(context(), canvas(3), found))
         assert str(raised.value) == reason
 
 
@@ -62,12 +65,10 @@ def test_guidance_needs_a_condition_and_counts_twice(kind: str) -> None:
         return
     guided, plain = made(kind, guidance=2.0), context()
     with pytest.raises(SamplingError, match=r"guidance 2\.0"):
-        guided.sample(Canvas(denoise=plain, tokens=canvas(5), process=processes[0], generator=rows(1)))
-    from dataclasses import replace
-
+        guided.sample(on(plain, canvas(5), processes[0]))
     both = replace(plain, unconditional=context(sharpness=0.5).logits)
-    one = sampler.sample(Canvas(denoise=both, tokens=canvas(5), process=processes[0], generator=rows(1)))
-    two = guided.sample(Canvas(denoise=both, tokens=canvas(5), process=processes[0], generator=rows(1)))
+    one = sampler.sample(on(both, canvas(5), processes[0]))
+    two = guided.sample(on(both, canvas(5), processes[0]))
     assert two.model_calls % 2 == 0
     if kind != "entropy_bounded" and kind != "threshold":  # which take more or fewer calls of a sharper distribution
         assert two.calls_per_row.tolist() != one.calls_per_row.tolist()
@@ -105,7 +106,19 @@ def test_the_default_sampler_of_a_process_fits_it(name: str) -> None:
         assert sampler.refusal(process.traits) is None
         assert (sampler.temperature == 0) is conditional
     texts_BL = torch.arange(8)[None].repeat(2, 1)
-    sample = default_text_sampler(process, conditional=True).sample(
-        Canvas(denoise=overfit(texts_BL), tokens=canvas(8, 8), process=process, generator=rows(2))
-    )
+    sample = default_text_sampler(process, conditional=True).sample(on(overfit(texts_BL), canvas(8, 8), process))
     assert torch.equal(sample.tokens, texts_BL)
+
+
+# -- lengths of texts in requests --------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 10**8) | st.sampled_from(["argmax", "sample"]))
+def test_numbers_and_two_words_are_lengths(length: Any) -> None:
+    assert check(length, Length, name="length") == length
+
+
+@pytest.mark.parametrize("wrong", [0, -3, 1.5, True, "", "top-3", "argmax ", "5", None, [3], 10**40])
+def test_nothing_else_is_a_length(wrong: Any) -> None:
+    with pytest.raises(SamplingError, match="length"):
+        check(wrong, Length, name="length")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core import parse_kind
-from mm_ldlm.diffusion.process import TextProcess, Vocabulary
+from mm_ldlm.diffusion.process import TEXT_PROCESSES, TextProcess, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.registry import TEXT_PROCESSES
 from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample
+from mm_ldlm.sampling.registry import text_sampler
 
 WORDS, MASK, PAD = 8, 8, 9
 HEAD = 12
@@ -40,10 +40,15 @@ def canvas(*lengths: int, width: int | None = None) -> Tensor:
     return out_BL
 
 
-def on(denoise: Any, tokens_BL: Tensor, process: str | TextProcess = "absorbing", **more: Any) -> Canvas:
+def on(denoise: Any, tokens_BL: Tensor, process: str | TextProcess | None = "absorbing", **more: Any) -> Canvas:
     """Make the canvas of these tokens, with the row ids 0, 1, …"""
     made = build(process) if isinstance(process, str) else process
     return Canvas(denoise=denoise, process=made, tokens=tokens_BL, **{"generator": rows(len(tokens_BL)), **more})
+
+
+def sample(kind: str, denoise: Any, tokens_BL: Tensor, *, schedule: str = "log_linear", **settings: Any) -> TextSample:
+    """Write a canvas under absorbing diffusion, with a text sampler."""
+    return text_sampler(kind, **settings).sample(on(denoise, tokens_BL, build(schedule=schedule)))
 
 
 def denoiser(words: Callable[[Tensor, Tensor, Tensor], Tensor], **more: Any) -> TextDenoiser:
@@ -55,6 +60,16 @@ def denoiser(words: Callable[[Tensor, Tensor, Tensor], Tensor], **more: Any) -> 
         return torch.cat([words_ALV, forbidden_ALV], dim=2)[asked_AL]
 
     return TextDenoiser(logits=logits, **more)
+
+
+def watching(see: Callable[[Tensor, Tensor], Any]) -> TextDenoiser:
+    """Make a denoiser of equally probable words, each call of which is seen: (tokens_AL, t_A)."""
+
+    def words(tokens_AL: Tensor, t_A: Tensor, rows_A: Tensor) -> Tensor:
+        see(tokens_AL, t_A)
+        return torch.zeros(*tokens_AL.shape, WORDS)
+
+    return denoiser(words)
 
 
 def constant(probabilities: list[float]) -> TextDenoiser:
@@ -169,10 +184,7 @@ def conforms(sampler: Any, denoise: Any, process: TextProcess | None) -> None:
     counted = Counted(denoise, count)
 
     def run(tokens_BL: Tensor, generator: RowGenerator, model: Any = denoise, **more: Any) -> TextSample:
-        made: TextSample = sampler.sample(
-            Canvas(denoise=model, tokens=tokens_BL, process=process, generator=generator, **more)
-        )
-        return made
+        return sampler.sample(Canvas(denoise=model, tokens=tokens_BL, process=process, generator=generator, **more))
 
     made = run(tokens_BL, rows(count), counted.denoise)
     assert torch.equal(made.tokens[~open_BL], tokens_BL[~open_BL]), "given tokens and pads stay"

@@ -11,8 +11,8 @@ from tests.training.task import SIZE
 
 from mm_ldlm.core import parse, parse_kind
 from mm_ldlm.data.dataset import Dataset
-from mm_ldlm.models.registry import MODELS
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.models.base import MODELS
+from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.spec import TrainingSpec, plan
 

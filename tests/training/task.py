@@ -18,9 +18,8 @@ from torch import Tensor
 
 from mm_ldlm.core import ConfigurationError, parse, parse_kind
 from mm_ldlm.distributed.process import Process, choose_device
-from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.registry import MODELS
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.models.base import MODELS, DataShape
+from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training import loop
 from mm_ldlm.training.build import build
 from mm_ldlm.training.checkpoints import folder

@@ -13,7 +13,7 @@ from tests.training import task
 from tests.training.faults import KIND
 
 from mm_ldlm.core import CheckpointError, TrainingDiverged
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training import loop
 from mm_ldlm.training.checkpoints.reference import latest
 

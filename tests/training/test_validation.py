@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.training import task
 
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training import loop
 from mm_ldlm.training.validation import Validation
 

@@ -22,8 +22,8 @@ from mm_ldlm.app.parameters import check_parameters
 from mm_ldlm.cli import cli
 from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.models.registry import MODELS
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.models.base import MODELS
+from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.objectives.root import build_root
 from mm_ldlm.pipelines import PIPELINES
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS

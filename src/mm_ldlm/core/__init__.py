@@ -53,6 +53,7 @@ from mm_ldlm.core.typed import (
     config,
     parse,
     parse_kind,
+    refuse_if,
     refuse_unwritable,
     to_dict,
 )
@@ -116,6 +117,7 @@ __all__ = [
     "parse_kind",
     "purposeful",
     "reason_of",
+    "refuse_if",
     "refuse_unwritable",
     "registered",
     "shorten",

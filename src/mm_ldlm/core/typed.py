@@ -76,6 +76,12 @@ class InvalidValue(ValueError):
         self.keys = keys
 
 
+def refuse_if(wrong: Any, message: str, *keys: str) -> None:
+    """Refuse values that do not fit one another, in `__post_init__` of a configuration: raise `InvalidValue`."""
+    if wrong:
+        raise InvalidValue(message, *keys)
+
+
 # --- making configurations --------------------------------------------------------------------------------------------
 
 
@@ -83,7 +89,7 @@ class InvalidValue(ValueError):
 def config(cls: type[T]) -> type[T]:
     """Make `cls` a frozen, keyword-only dataclass that refuses unknown keys and values of the wrong type.
 
-    Checks across fields belong in `__post_init__` and raise `InvalidValue` with the names of the fields.
+    Checks across fields belong in `__post_init__` and call `refuse_if` with the names of the fields.
     """
     settings = ConfigDict(extra="forbid", strict=False, validate_default=True, allow_inf_nan=False)
     made: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)

@@ -59,21 +59,23 @@ def categorical(probs: Tensor, uniform: Tensor) -> Tensor:
     return drawn
 
 
-class TokenLoss(NamedTuple):
-    """Cross-entropy at M positions, float32, with the statistics that the same pass over the logits yields."""
+class TokenLosses(NamedTuple):
+    """The loss at M scored positions, float32, with the statistics that the same pass over the logits yields."""
 
+    weighted_M: Tensor
+    """Nats: what training minimises; the integrand of the NELBO over time, unless the process has other weights"""
     nll_M: Tensor
-    """−log p(target); +inf where the target is impossible"""
-    log_norm_M: Tensor
-    """log Σ exp logits over the possible ids"""
+    """Nats: −log p(target), without the weight; +inf where the target is impossible"""
     best_M: Tensor
     """The most probable id; no gradient"""
+    log_norm_M: Tensor
+    """log Σ exp logits over the ids that can be predicted"""
 
 
 def token_loss(
     logits_MV: Tensor, targets_M: Tensor, *, mask_id: int, pad_id: int, vocab_size: int | None = None
-) -> TokenLoss:
-    """Compute −log p(target) at M positions, with no mass on [MASK], [PAD] and ids ≥ `vocab_size`.
+) -> TokenLosses:
+    """Compute −log p(target) at M positions, with weight 1 and no mass on [MASK], [PAD] and ids ≥ `vocab_size`.
 
     The backward pass overwrites the logits with their gradient, so a second use of the logits or a second backward pass
     is refused. Leaf tensors are copied first.
@@ -81,7 +83,8 @@ def token_loss(
     floats_MV = logits_MV.float()
     if floats_MV is logits_MV and logits_MV.is_leaf:
         floats_MV = logits_MV.clone()
-    return TokenLoss(*_TokenLoss.apply(floats_MV, targets_M, mask_id, pad_id, vocab_size))
+    nll_M, log_norm_M, best_M = _TokenLoss.apply(floats_MV, targets_M, mask_id, pad_id, vocab_size)
+    return TokenLosses(nll_M, nll_M, best_M, log_norm_M)
 
 
 class _TokenLoss(torch.autograd.Function):

@@ -3,8 +3,6 @@
 A token is kept with probability α_t and replaced by [MASK] otherwise. An unmasked token is final.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,11 +10,10 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core import config
-from mm_ldlm.diffusion.distributions import categorical
-from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, TokenLosses, Vocabulary
+from mm_ldlm.diffusion.distributions import TokenLosses, categorical
+from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator, stratified
-from mm_ldlm.diffusion.registry import MASK_SCHEDULES
-from mm_ldlm.diffusion.schedules import LogLinear, MaskSchedule, SmallestTime
+from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, LogLinear, MaskSchedule, SmallestTime
 
 CONSTANT = 2.0
 """Weight of a masked token under `constant`: with the log-linear schedule a token has the same weight on average as
@@ -42,7 +39,7 @@ class AbsorbingConfig(TextProcessConfig):
     t_min: SmallestTime = 1e-3
     loss_weighting: Literal["elbo", "constant"] = "elbo"
 
-    def build(self, vocabulary: Vocabulary, **stores: Any) -> Absorbing:
+    def build(self, vocabulary: Vocabulary, **stores: Any) -> "Absorbing":
         """Build the process for a tokenizer's ids."""
         return Absorbing(self, vocabulary)
 
@@ -95,15 +92,11 @@ class Masking(TextProcess):
 class Absorbing(Masking):
     """Every valid token becomes [MASK] independently with probability 1 − α_t, in continuous time (MDLM)."""
 
-    def __init__(self, config: AbsorbingConfig, vocabulary: Vocabulary) -> None:
-        super().__init__(config, vocabulary)
-        self.t_min, self.loss_weighting = config.t_min, config.loss_weighting
-
     def token_losses(self, logits_MV: Tensor, targets_M: Tensor, noisy_M: Tensor, t_M: Tensor) -> TokenLosses:
         """Compute w(t)·CE at M masked positions (MDLM eq. 10), with the weights of `loss_weighting`."""
         found = self.cross_entropy(logits_MV, targets_M)
-        weight = self.schedule.weight(t_M).float() if self.loss_weighting == "elbo" else CONSTANT
-        return TokenLosses(found.nll_M * weight, found.nll_M, found.best_M, found.log_norm_M)
+        weight = self.schedule.weight(t_M).float() if self.traits.loss_weighting == "elbo" else CONSTANT
+        return found._replace(weighted_M=found.nll_M * weight)
 
     def nelbo(
         self, predict: Predict, tokens_BL: Tensor, valid_BL: Tensor, *, draws: int, generator: RowGenerator

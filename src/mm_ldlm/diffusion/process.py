@@ -7,19 +7,17 @@ B examples, L positions, V vocabulary, M positions out of B·L whose logits are 
 tokens kept at time t; 0 is clean, 1 is all noise.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core import NonNegativeInt, PositiveInt, config
-from mm_ldlm.diffusion.distributions import TokenLoss, forbid_, normalise_, token_loss
+from mm_ldlm.core import Kinds, NonNegativeInt, PositiveInt, config
+from mm_ldlm.diffusion.distributions import TokenLosses, forbid_, normalise_, token_loss
 from mm_ldlm.diffusion.random import RowGenerator, antithetic, stratified
 from mm_ldlm.diffusion.schedules import MaskSchedule
 
@@ -51,19 +49,6 @@ class Vocabulary:
         return [i for i in range(self.vocab_size) if i not in (self.pad_id, self.mask_id)]
 
 
-class TokenLosses(NamedTuple):
-    """The loss at M scored positions, float32."""
-
-    weighted_M: Tensor
-    """Nats: what training minimises; the integrand of the NELBO over time, unless the process has other weights"""
-    nll_M: Tensor
-    """Nats: −log x_θ(target), without the weight"""
-    best_M: Tensor
-    """The most probable id; no gradient"""
-    log_norm_M: Tensor
-    """log Σ exp logits over the ids that can be predicted"""
-
-
 @dataclass(frozen=True)
 class Likelihood:
     """Draws of the negative log-likelihood of B texts, float64; a single draw if it is exact.
@@ -84,7 +69,7 @@ class Likelihood:
 
 
 class TextProcessConfig(Protocol):
-    """A text process as parameters; see `diffusion.registry.TEXT_PROCESSES`. The defaults are those of most processes.
+    """A text process as parameters; see `TEXT_PROCESSES`. The defaults are those of most processes.
 
     Its properties decide which samplers fit the process, before there are data.
     """
@@ -101,7 +86,7 @@ class TextProcessConfig(Protocol):
     """Whether the model's output is log-scores instead of logits of x_0, which `x0_logits` and `score_step` read"""
 
     @abstractmethod
-    def build(self, vocabulary: Vocabulary, **stores: Any) -> TextProcess:
+    def build(self, vocabulary: Vocabulary, **stores: Any) -> "TextProcess":
         """Build the process for a tokenizer's ids. Each store comes as an argument of its name: (rows, d), all rows.
 
         Raises:
@@ -118,13 +103,12 @@ class TextProcess(nn.Module, ABC):
 
     noise_ids: int = 0
     """Number of ids that only noise has, from `first_noise_id` on. The model reads them and never predicts them."""
-    t_min: float = 1e-3
-    """Smallest time that `times` draws"""
 
     def __init__(self, config: Any, vocabulary: Vocabulary) -> None:
-        """`config` is a `TextProcessConfig`."""
+        """`config` is a `TextProcessConfig`; its `t_min`, if it has one, is the smallest time that `times` draws."""
         super().__init__()
-        self.traits: TextProcessConfig = config
+        self.traits: Any = config
+        self.t_min: float = getattr(config, "t_min", 1e-3)
         self.vocabulary = vocabulary
         self.vocab_size, self.pad_id, self.mask_id = vocabulary.vocab_size, vocabulary.pad_id, vocabulary.mask_id
         self.first_noise_id, self.any_word = vocabulary.first_noise_id, vocabulary.word_ids[0]
@@ -155,7 +139,7 @@ class TextProcess(nn.Module, ABC):
     def token_losses(self, logits_MV: Tensor, targets_M: Tensor, noisy_M: Tensor, t_M: Tensor) -> TokenLosses:
         """Compute the loss at M scored positions. The logits may be overwritten."""
 
-    def cross_entropy(self, logits_MV: Tensor, targets_M: Tensor) -> TokenLoss:
+    def cross_entropy(self, logits_MV: Tensor, targets_M: Tensor) -> TokenLosses:
         """Compute −log x_θ(target) under SUBS, see `distributions.token_loss`; the logits are overwritten."""
         return token_loss(
             logits_MV, targets_M, mask_id=self.mask_id, pad_id=self.pad_id, vocab_size=self.vocab_size
@@ -267,3 +251,11 @@ class TextProcess(nn.Module, ABC):
             sums = [nothing_B.index_add(0, row_M, value_M) for value_M in (weighted_M, correct_M, nll_M)]
             found.append((sums[0], level_B, scored_BL.sum(dim=1).double(), *sums[1:]))
         return Likelihood(*(torch.stack(part) for part in zip(*found, strict=True)))
+
+
+TEXT_PROCESSES = Kinds(
+    "text process",
+    {"absorbing": "mm_ldlm.diffusion.masked:AbsorbingConfig"},
+    group="text_processes",
+    interface=TextProcessConfig,
+)

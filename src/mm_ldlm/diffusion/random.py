@@ -7,8 +7,6 @@ The hash is two rounds of splitmix64's finaliser (Steele, Lea, Flood 2014) over 
 operations, whose overflow wraps on every device.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 import torch
@@ -102,18 +100,18 @@ class RowGenerator:
         on_host = RowGenerator(self.seed, torch.empty(0, dtype=torch.int64, device="cpu"))
         return float(on_host.fork(name).shared_uniform(1))
 
-    def fork(self, name: str | int) -> RowGenerator:
+    def fork(self, name: str | int) -> "RowGenerator":
         """Make an independent stream for the same rows, which does not depend on what was drawn before."""
         digest = hashlib.blake2b(repr(name).encode(), digest_size=8).digest()
         return self._like(self.rows, _mix(self._key ^ _mix(int.from_bytes(digest, "little") + _GAMMA)), 0)
 
-    def select(self, index: Tensor) -> RowGenerator:
+    def select(self, index: Tensor) -> "RowGenerator":
         """Return the same stream, at the same draw, for `rows[index]` (indices or a boolean mask)."""
         return self._like(self.rows[index], self._key, self._draws)
 
     # -- internals --------------------------------------------------------------------------------------------------
 
-    def _like(self, rows: Tensor, key: int, draws: int) -> RowGenerator:
+    def _like(self, rows: Tensor, key: int, draws: int) -> "RowGenerator":
         other = RowGenerator(self.seed, rows)
         other._key, other._draws = key, draws
         return other

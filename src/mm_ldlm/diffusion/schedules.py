@@ -7,8 +7,6 @@ A schedule without parameters is its own configuration. A schedule that learns i
 configuration builds; the objective holds it, so that its parameters are trained and saved with all others.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self
@@ -16,14 +14,14 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core import InvalidValue, PositiveFloat, bounded, config
+from mm_ldlm.core import Kinds, PositiveFloat, bounded, config, refuse_if
 
 SmallestTime = Annotated[float, bounded(gt=0, lt=1)]
 """Smallest time that training draws, where the weight of the loss is infinite at t = 0"""
 
 
 class ScheduleConfig(Protocol):
-    """Configuration of a schedule; a Gaussian one also has `variance_preserving`. See `diffusion.registry`."""
+    """Configuration of a schedule; a Gaussian one also has `variance_preserving`."""
 
     kind: str
 
@@ -133,12 +131,12 @@ class Geometric(MaskSchedule):
     sigma_max: float = 20.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.sigma_min < self.sigma_max:
-            raise InvalidValue(
-                f"expected 0 < sigma_min < sigma_max, found {self.sigma_min} and {self.sigma_max}",
-                "sigma_min",
-                "sigma_max",
-            )
+        refuse_if(
+            not 0 < self.sigma_min < self.sigma_max,
+            f"expected 0 < sigma_min < sigma_max, found {self.sigma_min} and {self.sigma_max}",
+            "sigma_min",
+            "sigma_max",
+        )
 
     @property
     def _log_ratio(self) -> float:
@@ -241,12 +239,12 @@ class SigmoidLatents(GaussianSchedule):
     sigmoid_end: float = 3.0
 
     def __post_init__(self) -> None:
-        if not self.sigmoid_start < self.sigmoid_end:
-            raise InvalidValue(
-                f"sigmoid_start must be below sigmoid_end, found {self.sigmoid_start} and {self.sigmoid_end}",
-                "sigmoid_start",
-                "sigmoid_end",
-            )
+        refuse_if(
+            not self.sigmoid_start < self.sigmoid_end,
+            f"sigmoid_start must be below sigmoid_end, found {self.sigmoid_start} and {self.sigmoid_end}",
+            "sigmoid_start",
+            "sigmoid_end",
+        )
 
     def scales(self, t: Tensor) -> Scales:
         low = 1 / (1 + math.exp(-self.sigmoid_start))
@@ -265,3 +263,26 @@ class Flow(GaussianSchedule):
 
     def scales(self, t: Tensor) -> Scales:
         return Scales(1 - t, t.clone())
+
+
+MASK_SCHEDULES = Kinds(
+    "mask schedule",
+    {
+        "log_linear": "mm_ldlm.diffusion.schedules:LogLinear",
+        "cosine": "mm_ldlm.diffusion.schedules:Cosine",
+        "geometric": "mm_ldlm.diffusion.schedules:Geometric",
+    },
+    group="mask_schedules",
+    interface=ScheduleConfig,
+)
+GAUSSIAN_SCHEDULES = Kinds(
+    "Gaussian schedule",
+    {
+        "cosine": "mm_ldlm.diffusion.schedules:CosineLatents",
+        "linear": "mm_ldlm.diffusion.schedules:LinearLatents",
+        "sigmoid": "mm_ldlm.diffusion.schedules:SigmoidLatents",
+        "flow": "mm_ldlm.diffusion.schedules:Flow",
+    },
+    group="gaussian_schedules",
+    interface=ScheduleConfig,
+)

@@ -32,12 +32,11 @@ from mm_ldlm.data.features import feature_of
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import ShardStore
 from mm_ldlm.inference.files import newest_run
-from mm_ldlm.models.base import DataShape
+from mm_ldlm.models.base import MODELS, DataShape
 from mm_ldlm.models.defaults import plain_defaults
-from mm_ldlm.models.registry import MODELS
+from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
-from mm_ldlm.objectives.registry import OBJECTIVES
 from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import config_of

@@ -5,8 +5,6 @@ It is the model of MDLM (arXiv:2406.07524) with learned positions besides RoPE a
 B batch, L text length, M chosen positions, V vocabulary, D dim, C conditioning dim, N longest length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container
 from typing import ClassVar
 
@@ -15,10 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mm_ldlm.core import PositiveFloat, config
-from mm_ldlm.models.base import DataShape, build_on_meta
-from mm_ldlm.models.embeddings import TIME_FACTOR, TIME_FEATURES, Conditioner, TokenTable, sinusoid
-from mm_ldlm.models.heads import LengthPrior, TextHead, mean_features
-from mm_ldlm.models.interfaces import TextModel, TextOutput
+from mm_ldlm.models.base import DataShape, TextModel, TextOutput, build_on_meta
+from mm_ldlm.models.embeddings import (
+    TIME_FACTOR,
+    TIME_FEATURES,
+    Conditioner,
+    LengthPrior,
+    TextHead,
+    TokenTable,
+    mean_features,
+    sinusoid,
+)
 from mm_ldlm.models.layers import Block, ModulatedOptions, key_mask, rope_table, run_block
 from mm_ldlm.models.parts import tag
 
@@ -45,7 +50,7 @@ class DiTConfig(DiTOptions):
     interface: ClassVar[type] = TextModel
     kind: str = "dit"
 
-    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> DiT:
+    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> "DiT":
         """Build the model on the CPU in float32; see `models.base.ModelConfig.build`."""
         return build_on_meta(lambda: DiT(self, shape), generator)
 
@@ -133,7 +138,7 @@ class DiT(TextTransformer):
         return TextOutput(self.head(x_BLD, c_BC=c_BC, logits_at=logits_at), self.length_logits())
 
     def features(self, inputs: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
-        """Compute the mean hidden state (B, D) of clean texts, at t = 0; see `models.interfaces.FeatureModel`."""
+        """Compute the mean hidden state (B, D) of clean texts, at t = 0; see `models.base.FeatureModel`."""
         c_BC = self.time(self.time_features(torch.zeros(len(inputs), device=inputs.device)))
         return mean_features(self.hidden(inputs, mask=key_mask(valid_BL), c_BC=c_BC), valid_BL)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mm_ldlm.core import Fraction, InvalidValue, Layers, PositiveFloat, Ratio, Size, config
+from mm_ldlm.core import Fraction, Layers, PositiveFloat, Ratio, Size, config, refuse_if
 from mm_ldlm.models.fused_qkv import PrepareQKV, short_attention
 from mm_ldlm.models.parts import tag
 
@@ -51,12 +51,15 @@ class TransformerOptions:
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        if self.dim % self.heads:
-            raise InvalidValue(
-                f"dim must be divisible by heads, found dim {self.dim} and {self.heads} heads", "dim", "heads"
-            )
-        if self.head_dim % 2:
-            raise InvalidValue(f"the dimension of a head must be even for RoPE, found {self.head_dim}", "dim", "heads")
+        refuse_if(
+            self.dim % self.heads,
+            f"dim must be divisible by heads, found dim {self.dim} and {self.heads} heads",
+            "dim",
+            "heads",
+        )
+        refuse_if(
+            self.head_dim % 2, f"the dimension of a head must be even for RoPE, found {self.head_dim}", "dim", "heads"
+        )
 
     @property
     def head_dim(self) -> int:

@@ -7,8 +7,6 @@ B batch, L text length, V vocabulary, D model dimension, d dimension of the moda
 e dimension of a token vector, N longest length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -16,11 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core import InvalidValue, NonNegativeInt, Size, config
-from mm_ldlm.models.base import DataShape, build_on_meta
-from mm_ldlm.models.embeddings import TIME_FEATURES, Conditioner, LatentTokens, NullEmbedding, TokenTable, sinusoid
-from mm_ldlm.models.heads import LatentHead, LengthHead, TextHead, mean_features
-from mm_ldlm.models.interfaces import TextAndLatentModel, TextAndLatentOutput
+from mm_ldlm.core import NonNegativeInt, Size, config, refuse_if
+from mm_ldlm.models.base import DataShape, TextAndLatentModel, TextAndLatentOutput, build_on_meta
+from mm_ldlm.models.embeddings import (
+    TIME_FEATURES,
+    Conditioner,
+    LatentHead,
+    LatentTokens,
+    LengthHead,
+    NullEmbedding,
+    TextHead,
+    TokenTable,
+    mean_features,
+    sinusoid,
+)
 from mm_ldlm.models.layers import (
     EPSILON,
     Block,
@@ -61,12 +68,12 @@ class MMDiTOptions(ModulatedOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cross_modal_blocks is not None and not 1 <= self.cross_modal_blocks <= self.depth:
-            raise InvalidValue(
-                f"cross_modal_blocks must lie in 1..depth ({self.depth}), found {self.cross_modal_blocks}",
-                "cross_modal_blocks",
-                "depth",
-            )
+        refuse_if(
+            self.cross_modal_blocks is not None and not 1 <= self.cross_modal_blocks <= self.depth,
+            f"cross_modal_blocks must lie in 1..depth ({self.depth}), found {self.cross_modal_blocks}",
+            "cross_modal_blocks",
+            "depth",
+        )
 
     @property
     def two_stream_blocks(self) -> int:
@@ -105,7 +112,7 @@ class MMDiTConfig(MMDiTOptions):
     def stores(self) -> tuple[str, ...]:
         return ("token_vectors",) if self.token_vectors == "encoder" else ()
 
-    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> MMDiT:
+    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> "MMDiT":
         """Build the model, see `models.base.ModelConfig.build`; `token_vectors` (vocab_size, latent_dim) are raw.
 
         Raises:
@@ -157,7 +164,7 @@ class LatentEncoder(LatentTokens):
         super().__init__(inputs, tokens=config.latent_tokens, dim=config.dim)
         self.self_condition = config.self_condition
         size = (max_length, config.dim, latent_dim)
-        self.view_LDd = nn.Parameter(torch.empty(size)) if config.direct_views else None
+        self.view_LDd: Any = nn.Parameter(torch.empty(size)) if config.direct_views else None
 
     def init_weights(self, generator: torch.Generator) -> None:
         super().init_weights(generator)
@@ -166,7 +173,6 @@ class LatentEncoder(LatentTokens):
 
     def at_positions(self, latents_Bd: Tensor, length: int) -> Tensor:
         """Compute a linear view (B, L, D) of the latent for each of `length` text positions."""
-        assert self.view_LDd is not None
         return F.linear(latents_Bd, self.view_LDd[:length].flatten(0, 1)).unflatten(1, (length, -1))
 
     def forward(self, latents_Bd: Tensor, self_condition_Bd: Tensor | None = None) -> Tensor:
@@ -232,8 +238,10 @@ class MMDiT(nn.Module):
         self.text_embedding = tag(self.make_text_embedding(), "text_embedding", input=True)
         self.null_text = tag(NullEmbedding(D), "null_text", occasional=True)
         self.latent_encoder = tag(self.make_latent_encoder(), f"{name}_encoder", input=True)
-        pooled_text = self.make_pooled_text()
-        self.pooled_text = None if pooled_text is None else tag(pooled_text, "conditioning")
+        self.pooled_text: Any = None
+        if config.direct_views:
+            pooled_text = PooledText(self.text_embedding.pooled_dim, tokens=config.latent_tokens, dim=D)
+            self.pooled_text = tag(pooled_text, "conditioning")
         self.null_latent = tag(NullEmbedding(d), f"null_{name}", occasional=True)
         conditioning = Conditioning(config, {"text": self.text_embedding.pooled_dim, "latent": d})
         self.conditioning = tag(conditioning, "conditioning")
@@ -266,13 +274,6 @@ class MMDiT(nn.Module):
         return LatentEncoder(
             self.config, latent_dim=self.shape.dim(self.field), max_length=self.shape.max_length
         )  # fmt: skip
-
-    def make_pooled_text(self) -> nn.Module | None:
-        """Make the module that maps the pooled text (B, e) to what is added to the tokens of the modality, if any."""
-        config = self.config
-        if not config.direct_views:
-            return None
-        return PooledText(self.text_embedding.pooled_dim, tokens=config.latent_tokens, dim=config.dim)
 
     def make_text_head(self) -> TextHead:
         """Make the head of the text stream."""
@@ -332,19 +333,18 @@ class MMDiT(nn.Module):
             tokens_BL, valid_BL, t_text_B, self.null_latent.replace(latents_Bd, null_latent_B), t_latent_B,
             null_text_B=null_text_B, self_condition_Bd=self_condition_Bd, wanted=(want_text, want_latent), text=text,
         )  # fmt: skip
-        logits = latent = None
+        latent = self.latent_head(latent_BKD, silu_c_BC) if want_latent else None
+        logits = None
         if want_text:
             logits = self.text_head.logits(
                 text_BLD, silu_c_BC, at=logits_at, embedding=self.text_embedding.table
             )  # fmt: skip
-        if want_latent:
-            latent = self.latent_head(latent_BKD, silu_c_BC)
         return TextAndLatentOutput(logits, latent, length_logits)
 
     def features(self, inputs: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
         """Compute the mean hidden state (B, D) of clean texts, at time 0, with the null latent.
 
-        See `models.interfaces.FeatureModel`.
+        See `models.base.FeatureModel`.
         """
         null_Bd = self.null_latent.value.float().expand(len(inputs), -1)
         zero_B = torch.zeros(len(inputs), device=inputs.device)

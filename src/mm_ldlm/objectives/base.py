@@ -3,8 +3,6 @@
 B examples of this micro-batch, L text length (padded).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,7 +11,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core import ConfigurationError
+from mm_ldlm.core import ConfigurationError, Kinds
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.capabilities import Capabilities
@@ -60,15 +58,15 @@ class Batch:
         """Return the divisor of a loss counted in `unit`: a count over the global batch, the same on every rank."""
         return self.global_tokens if unit == "tokens" else self.global_size
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> "Batch":
         """Copy the batch to `device`; copies from pinned memory do not block."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
-    def pinned(self) -> Batch:
+    def pinned(self) -> "Batch":
         """Copy the batch to page-locked memory, for non-blocking copies to a GPU."""
         return self._map(lambda tensor: tensor.pin_memory())
 
-    def _map(self, function: Any) -> Batch:
+    def _map(self, function: Any) -> "Batch":
         changed: dict[str, Any] = {
             field.name: function(value)
             for field in dataclasses.fields(self)
@@ -146,7 +144,7 @@ class Objective(nn.Module, ABC):
 
 
 class ObjectiveConfig(Protocol):
-    """Configuration of an objective; `objectives.registry.OBJECTIVES` lists them.
+    """Configuration of an objective; `OBJECTIVES` lists them.
 
     A class that inherits from it defines `kind`, `capabilities` and `build`, and what differs from the defaults.
     """
@@ -211,3 +209,15 @@ CONDITION_DROPOUT = 0.1
 def dropped(generator: RowGenerator, fraction: float) -> Tensor:
     """Select the examples (B,) whose condition is replaced by its learned null (guidance, arXiv:2207.12598)."""
     return generator.fork("condition").uniform() < fraction
+
+
+OBJECTIVES = Kinds(
+    "objective",
+    {
+        "multimodal": "mm_ldlm.objectives.multimodal:MultimodalConfig",
+        "text_diffusion": "mm_ldlm.objectives.text_diffusion:TextDiffusionConfig",
+    },
+    group="objectives",
+    interface=ObjectiveConfig,
+)
+"""Every objective that `objective.kind` can name."""

@@ -16,23 +16,19 @@ from torch import Tensor, nn
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.gaussian_modality import GaussianModality, ModalityOptions
 from mm_ldlm.objectives.generation import DenoiserGeneration
-from mm_ldlm.sampling import joint
 from mm_ldlm.sampling.denoising import Canvas, Logits, TextDenoiser, TextSample
 from mm_ldlm.sampling.gaussian import LatentDenoiser, LatentSample, Predict
-from mm_ldlm.sampling.joint import JointDenoiser
+from mm_ldlm.sampling.joint import JointDenoiser, together
 
 
 class ModalityGeneration(DenoiserGeneration):
     """Sampling of texts and of the modality, and likelihoods of texts, with one model of both."""
 
-    config: ModalityOptions
-
     def __init__(
-        self, model: nn.Module, shape: DataShape, process: TextProcess, config: ModalityOptions, *,
-        modality: GaussianModality,
+        self, model: nn.Module, shape: DataShape, process: TextProcess, config: Any, *, modality: Any
     ) -> None:  # fmt: skip
+        """`config` is a `ModalityOptions`, and `modality` the `GaussianModality` of the objective."""
         super().__init__(model, shape, process, config)
         self.modality, self.field = modality, modality.field
         self.latents_need_lengths = not config.trains_null_text
@@ -92,7 +88,7 @@ class ModalityGeneration(DenoiserGeneration):
         canvas = Canvas(
             denoise=self._joint_denoiser(), process=self.process, tokens=canvas_BL, generator=generator
         )  # fmt: skip
-        return joint.together(canvas, dim=self.dim, draw=text.draw, latent=latent)
+        return together(canvas, dim=self.dim, draw=text.draw, latent=latent)
 
     def _latent_denoiser(self, predict: Predict, unconditional: Predict | None = None) -> LatentDenoiser:
         return LatentDenoiser(
@@ -137,7 +133,7 @@ class ModalityGeneration(DenoiserGeneration):
 
         return JointDenoiser(
             predict=predict,
-            latent_schedule=self.modality.schedule,
+            schedule=self.modality.schedule,
             parameterisation=self.modality.parameterisation,
             self_condition=self.config.self_condition,
         )

@@ -14,32 +14,28 @@ distributions of the positions are independent, because a single pass predicts t
 The length of the text is given in both. B examples, L positions, V vocabulary, d latent dimension.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mm_ldlm.core import (
     ConfigurationError,
-    InvalidValue,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     config,
+    refuse_if,
 )
 from mm_ldlm.diffusion.masked import AbsorbingConfig
+from mm_ldlm.diffusion.process import TEXT_PROCESSES
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES, TEXT_PROCESSES
-from mm_ldlm.diffusion.schedules import CosineLatents
-from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.interfaces import TextAndLatentModel
+from mm_ldlm.diffusion.schedules import GAUSSIAN_SCHEDULES, CosineLatents
+from mm_ldlm.models.base import DataShape, TextAndLatentModel
 from mm_ldlm.objectives.base import Batch, Losses, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
-from mm_ldlm.objectives.gaussian_generation import ModalityGeneration
 from mm_ldlm.objectives.gaussian_modality import ModalityObjective, ModalityOptions, Roles, positive_weights
 from mm_ldlm.objectives.text_loss import NoisyTexts, score_tokens
 
@@ -174,30 +170,31 @@ class MultimodalConfig(ModalityOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.frequencies:
-            raise InvalidValue(
-                "loss_type_weights: expected at least one mode of weight above 0, found none", "loss_type_weights"
-            )
-        if self.cycle.weights and not {"l2t", "t2l"} <= set(self.modes):
-            raise InvalidValue(
-                f"cycle losses need the modes l2t and t2l, found {', '.join(self.modes)}; choose mode 'mixed' or "
-                "'sequential' with both, or set cycle.text_weight and cycle.latent_weight to 0",
-                "cycle",
-                "mode",
-            )
-        if self.cycle.weights and self.parameterisation == "eps":
-            raise InvalidValue(
-                "cycle losses need an estimate of the latent from pure noise, which parameterisation 'eps' does not "
-                "give; choose x0, v or flow",
-                "cycle",
-                "parameterisation",
-            )
-        if self.cycle.latent_weight > 0 and self.process.predicts_scores:
-            raise InvalidValue(
-                "the cycle needs a process whose model predicts the tokens, found "
-                f"{self.process.kind!r}, whose model predicts scores; set it to 0, or choose 'absorbing'",
-                "cycle.latent_weight",
-            )
+        refuse_if(
+            not self.frequencies,
+            "loss_type_weights: expected at least one mode of weight above 0, found none",
+            "loss_type_weights",
+        )
+        refuse_if(
+            self.cycle.weights and not {"l2t", "t2l"} <= set(self.modes),
+            f"cycle losses need the modes l2t and t2l, found {', '.join(self.modes)}; choose mode 'mixed' or "
+            "'sequential' with both, or set cycle.text_weight and cycle.latent_weight to 0",
+            "cycle",
+            "mode",
+        )
+        refuse_if(
+            self.cycle.weights and self.parameterisation == "eps",
+            "cycle losses need an estimate of the latent from pure noise, which parameterisation 'eps' does not "
+            "give; choose x0, v or flow",
+            "cycle",
+            "parameterisation",
+        )
+        refuse_if(
+            self.cycle.latent_weight > 0 and self.process.predicts_scores,
+            "the cycle needs a process whose model predicts the tokens, found "
+            f"{self.process.kind!r}, whose model predicts scores; set it to 0, or choose 'absorbing'",
+            "cycle.latent_weight",
+        )
 
     @property
     def frequencies(self) -> dict[str, float]:
@@ -263,7 +260,7 @@ class MultimodalConfig(ModalityOptions):
             trained_as=f"objective multimodal, modes {', '.join(self.modes)}",
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> MultimodalObjective:
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "MultimodalObjective":
         return MultimodalObjective(self, shape, process=self.process.build(shape), fixed_shapes=fixed_shapes)
 
 
@@ -294,9 +291,6 @@ class MultimodalObjective(ModalityObjective):
         if self.config.mode == "sequential":
             return self.kinds[(step // self.config.sequential_steps) % len(self.kinds)]
         return super().kind(generator, step=step)
-
-    def generative_model(self, model: nn.Module) -> ModalityGeneration:
-        return ModalityGeneration(model, self.shape, self.process, self.config, modality=self.modality)
 
     def further_losses(
         self, model: Any, batch: Batch, noisy: NoisyTexts | None, inputs: dict[str, Any], generator: RowGenerator, *,

@@ -5,8 +5,6 @@ With the absorbing process this is MDLM (arXiv:2406.07524).
 B examples, L positions, M scored positions, V vocabulary.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Any
 
@@ -14,11 +12,9 @@ from torch import Tensor, nn
 
 from mm_ldlm.core import NonNegativeFloat, PositiveFloat, config
 from mm_ldlm.diffusion.masked import AbsorbingConfig
-from mm_ldlm.diffusion.process import TextProcess
+from mm_ldlm.diffusion.process import TEXT_PROCESSES, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.registry import TEXT_PROCESSES
-from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.interfaces import TextModel
+from mm_ldlm.models.base import DataShape, TextModel
 from mm_ldlm.objectives.base import Batch, Losses, Objective, ObjectiveConfig, Unit, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
 from mm_ldlm.objectives.generation import DenoiserGeneration, GenerativeModel
@@ -65,7 +61,7 @@ class TextDiffusionConfig(ObjectiveConfig):
             trained_as=f"objective {self.kind}, process {self.process.kind}",
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> TextDiffusion:
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "TextDiffusion":
         return TextDiffusion(self, shape, fixed_shapes=fixed_shapes, **stores)
 
 

@@ -15,9 +15,7 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.base import DiffusionSampler, UnmaskingSampler, unfit
 from mm_ldlm.sampling.denoising import (
     Canvas,
-    Grid,
     State,
-    Stepping,
     TextSample,
     TimestepSource,
     denoising_loop,
@@ -101,21 +99,22 @@ def refuse_time_dependence(canvas: Canvas) -> None:
         )
 
 
-def unmask_by_schedule(canvas: Canvas, sampler: Stepping, *, timestep: TimestepSource, skip_idle: bool) -> TextSample:
+def unmask_by_schedule(
+    canvas: Canvas, sampler: DiffusionSampler, *, timestep: TimestepSource, skip_idle: bool
+) -> TextSample:
     """Unmask each mask with probability `(α_s − α_t)/(1 − α_t)` per step: the reverse process of absorbing diffusion.
 
     Which masks a step unmasks does not depend on the model. `skip_idle` therefore draws them first and evaluates only
     the texts in which the step unmasks a token. The sample is the same, with at most as many calls as tokens.
     """
-    grid = Grid.of(canvas, steps=sampler.steps)
 
     def query(state: State) -> Tensor:
-        return state.masked & (state.uniform("unmask") < grid.unmask_fraction(state.step).unsqueeze(1))
+        return state.masked & (state.uniform("unmask") < state.grid.unmask_fraction(state.step).unsqueeze(1))
 
-    return denoising_loop(canvas, sampler, timestep=grid.timestep(timestep), query=query, skip_idle=skip_idle)
+    return denoising_loop(canvas, sampler, timestep=timestep, query=query, skip_idle=skip_idle)
 
 
-def reverse_process(canvas: Canvas, sampler: Stepping) -> TextSample:
+def reverse_process(canvas: Canvas, sampler: DiffusionSampler) -> TextSample:
     """Draw x_1 from the prior and take the reverse steps to t = 0; a step may change any open token again.
 
     Temperature, top-k and top-p apply to x_θ. If none of them is set, a process whose model predicts scores draws its

@@ -10,13 +10,10 @@ length head predicts it beforehand, so there is no end token.
 B texts of the request, A texts that a step evaluates, L positions, V vocabulary, M evaluated positions.
 """
 
-from __future__ import annotations
-
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +23,7 @@ from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.sampling.guidance import guide_log_probs, guide_prediction, no_condition
-from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
+from mm_ldlm.sampling.logit_filters import draw_tokens
 
 Logits = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(tokens_AL, t_A, rows_A, evaluated_AL) → logits_MV at the M evaluated positions of the texts `rows_A` of the request.
@@ -109,15 +106,6 @@ class Canvas:
         return guide_log_probs(log_x0(output_MV), log_x0(unconditional_MV), scale=guidance), output_MV
 
 
-class Stepping(Protocol):
-    """Settings of a sampler that takes denoising steps."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def draw(self) -> Draw: ...
-
-
 @dataclass(frozen=True)
 class TextSample:
     """Texts that a sampler wrote, their log-probabilities, and their cost."""
@@ -136,26 +124,26 @@ class TextSample:
     """Number of model calls for the whole request; a guided call counts 2"""
 
     @classmethod
-    def start(cls, tokens_BL: Tensor) -> TextSample:
+    def start(cls, tokens_BL: Tensor) -> "TextSample":
         """Make a sample in which nothing is written."""
         nothing_BL = torch.zeros(tokens_BL.shape, dtype=torch.float32, device=tokens_BL.device)
         return cls(tokens_BL, nothing_BL, torch.full_like(tokens_BL, -1), torch.zeros_like(tokens_BL[:, 0]), 0)
 
-    def written(self, where_BL: Tensor, tokens_BL: Tensor, log_probs_BL: Tensor, step: int) -> TextSample:
+    def written(self, where_BL: Tensor, tokens_BL: Tensor, log_probs_BL: Tensor, step: int) -> "TextSample":
         """Write the tokens at these positions."""
         changed_BL = where_BL & (tokens_BL != self.tokens)
-        return dataclasses.replace(
+        return replace(
             self,
             tokens=torch.where(where_BL, tokens_BL, self.tokens),
             log_probs=torch.where(where_BL, log_probs_BL, self.log_probs),
             steps=torch.where(changed_BL, step, self.steps),
         )
 
-    def called(self, rows_A: Tensor, *, guidance: float = 1.0) -> TextSample:
+    def called(self, rows_A: Tensor, *, guidance: float = 1.0) -> "TextSample":
         """Count a model call for the texts `rows_A`."""
         price = 1 if guidance == 1.0 else 2
         calls_B = self.calls_per_row.index_add(0, rows_A, torch.full_like(rows_A, price))
-        return dataclasses.replace(self, calls_per_row=calls_B, model_calls=self.model_calls + price)
+        return replace(self, calls_per_row=calls_B, model_calls=self.model_calls + price)
 
 
 @dataclass(frozen=True)
@@ -163,7 +151,7 @@ class State:
     """State of the canvas before a step."""
 
     step: int
-    steps: int
+    grid: "Grid"
     tokens: Tensor
     """(B, L)"""
     masked: Tensor
@@ -178,11 +166,19 @@ class State:
     @property
     def last(self) -> bool:
         """Whether this is the last step, which leaves no mask."""
-        return self.step == self.steps - 1
+        return self.step == self.grid.steps - 1
 
     def uniform(self, name: str) -> Tensor:
         """Draw (B, L) float64 numbers in (0, 1), from a separate stream for each `name`."""
         return self.generator.fork(name).uniform(self.tokens.shape[1], dtype=torch.float64)
+
+    def time(self, source: TimestepSource) -> Tensor:
+        """Return the times (B,) that the model receives."""
+        if source == "schedule":
+            return self.grid.at(self.step)
+        process = self.grid.process
+        ratio_B = _ratio(process, self.tokens, self.tokens == process.mask_id)
+        return self.grid.schedule.time_of_mask_ratio(ratio_B)
 
 
 @dataclass(frozen=True)
@@ -213,10 +209,10 @@ class Prediction:
 
 def denoising_loop(
     canvas: Canvas,
-    sampler: Stepping,
+    sampler: Any,
     *,
-    timestep: Callable[[State], Tensor],
-    query: Callable[[State], Tensor],
+    timestep: TimestepSource,
+    query: Callable[[State], Tensor] | None = None,
     keep: Callable[[State, Prediction], Tensor] | None = None,
     remask: Callable[[State], Tensor] | None = None,
     skip_idle: bool = True,
@@ -224,26 +220,27 @@ def denoising_loop(
     """Unmask a canvas in up to `sampler.steps` steps, by a process whose only noise is [MASK].
 
     Args:
-        timestep: returns the times (B,) that the model receives.
-        query: returns the masked positions (B, L) that a step evaluates.
+        sampler: a `DiffusionSampler`.
+        timestep: source of the times that the model receives.
+        query: returns the masked positions (B, L) that a step evaluates; None evaluates all.
         keep: returns the drawn tokens (B, L) that are written; None keeps all.
         remask: returns the written tokens (B, L) that become `[MASK]` again; called before the step unmasks tokens.
         skip_idle: leave texts out of a step that evaluates none of their positions; otherwise only finished texts.
     """
     mask_id, open_BL, steps, draw = canvas.diffusion.mask_id, canvas.writable_BL, sampler.steps, sampler.draw
-    sample = TextSample.start(canvas.tokens)
+    grid, sample = Grid.of(canvas, steps=steps), TextSample.start(canvas.tokens)
     for step in range(steps):
         masked_BL = open_BL & (sample.tokens == mask_id)
         if not bool(masked_BL.any()) and (remask is None or step == steps - 1):
             break
         state = State(
-            step, steps, sample.tokens, masked_BL, open_BL & ~masked_BL, sample.log_probs, canvas.generator.fork(step)
+            step, grid, sample.tokens, masked_BL, open_BL & ~masked_BL, sample.log_probs, canvas.generator.fork(step)
         )
         returned_BL = remask(state) if remask is not None and not state.last else None
-        asked_BL = query(state)
+        asked_BL = masked_BL if query is None else query(state)
         rows_A = (asked_BL if skip_idle else masked_BL).any(dim=1).nonzero().squeeze(1)
         if rows_A.numel():
-            t_B = timestep(state)
+            t_B = state.time(timestep)
             log_x0_MV, _ = canvas.guided_log_x0(sample.tokens, t_B, rows_A, asked_BL, guidance=draw.guidance)
             drawn_M = draw_tokens(log_x0_MV, state.uniform("token")[asked_BL], draw)
             prediction = Prediction(asked_BL, log_x0_MV, drawn_M, rows_A, t_B[rows_A])
@@ -251,7 +248,7 @@ def denoising_loop(
             drawn_BL = sample.tokens.masked_scatter(asked_BL, drawn_M)
             sample = sample.written(kept_BL, drawn_BL, prediction.log_prob, step).called(rows_A, guidance=draw.guidance)
         if returned_BL is not None:
-            sample = dataclasses.replace(sample, tokens=sample.tokens.masked_fill(returned_BL, mask_id))
+            sample = replace(sample, tokens=sample.tokens.masked_fill(returned_BL, mask_id))
     return sample
 
 
@@ -271,7 +268,7 @@ class Grid:
     """float64; 0 unless the sampler leaves some masks"""
 
     @classmethod
-    def of(cls, canvas: Canvas, *, steps: int) -> Grid:
+    def of(cls, canvas: Canvas, *, steps: int) -> "Grid":
         """Make the grid for the masks of a canvas, some of which are to be written."""
         process, schedule = canvas.diffusion, canvas.diffusion.mask_schedule
         assert schedule is not None
@@ -299,18 +296,6 @@ class Grid:
             return torch.ones_like(self.start_B)
         closed_B = 1 - torch.where(self.end_B > 0, self.alpha(self.steps), 1.0)
         return unmask_probability(self.alpha(step) + closed_B, self.alpha(step + 1) + closed_B)
-
-    def timestep(self, source: TimestepSource) -> Callable[[State], Tensor]:
-        """Return the function of the state that computes the times (B,) that the model receives."""
-
-        def of_mask_ratio(state: State) -> Tensor:
-            ratio_B = _ratio(self.process, state.tokens, state.tokens == self.process.mask_id)
-            return self.schedule.time_of_mask_ratio(ratio_B)
-
-        def of_schedule(state: State) -> Tensor:
-            return self.at(state.step)
-
-        return of_mask_ratio if source == "mask_ratio" else of_schedule
 
 
 def _ratio(process: TextProcess, tokens_BL: Tensor, chosen_BL: Tensor) -> Tensor:

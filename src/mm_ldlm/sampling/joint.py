@@ -13,12 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mm_ldlm.core import InvalidValue
-from mm_ldlm.diffusion.gaussian import Parameterisation
-from mm_ldlm.diffusion.schedules import GaussianSchedule
+from mm_ldlm.core import refuse_if
 from mm_ldlm.sampling.ancestral import reverse_step, time_of
 from mm_ldlm.sampling.denoising import Canvas, TextSample
-from mm_ldlm.sampling.gaussian import DdimConfig, LatentSample, ddim_step, estimate_at
+from mm_ldlm.sampling.gaussian import DdimConfig, LatentDenoiser, LatentSample, ddim_step, estimate_at
 from mm_ldlm.sampling.logit_filters import Draw
 
 JointOrder = Literal["together", "latent_first", "text_first"]
@@ -28,36 +26,34 @@ PredictBoth = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], 
 
 def refuse_samplers(order: JointOrder, text: Any, latent: Any) -> None:
     """Raise ValueError if the samplers do not fit the order in which texts and latents are generated."""
-    if order != "text_first" and latent.draws > 1:
-        raise InvalidValue(
-            f"latent.draws is {latent.draws}, but in the order '{order}' each draw is the latent of a different "
-            "sentence, and their mean is the latent of no sentence: set draws to 1",
-            "latent.draws",
-            "order",
-        )
+    refuse_if(
+        order != "text_first" and latent.draws > 1,
+        f"latent.draws is {latent.draws}, but in the order '{order}' each draw is the latent of a different "
+        "sentence, and their mean is the latent of no sentence: set draws to 1",
+        "latent.draws",
+        "order",
+    )
     if order != "together":
         return
     both = getattr(latent, "steps", None)
     expected = {"kind": ("ancestral", "ddim"), "steps": (both, both), "guidance": (1.0, 1.0)}
     for key, values in expected.items():  # the kind first: other kinds need not have the other keys
         for name, sampler, value in zip(("text", "latent"), (text, latent), values, strict=True):
-            if (found := getattr(sampler, key)) != value:
-                raise InvalidValue(
-                    f"the order 'together' takes ancestral steps in the text and as many DDIM steps in the latent, "
-                    f"without guidance: expected {name}.{key} {value!r}, found {found!r}",
-                    f"{name}.{key}",
-                    "order",
-                )
+            found = getattr(sampler, key)
+            refuse_if(
+                found != value,
+                f"the order 'together' takes ancestral steps in the text and as many DDIM steps in the latent, "
+                f"without guidance: expected {name}.{key} {value!r}, found {found!r}",
+                f"{name}.{key}",
+                "order",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
-class JointDenoiser:
-    """Interface of a model for the joint sampler: both predictions and the latent schedule."""
+class JointDenoiser(LatentDenoiser):
+    """Interface of a model for the joint sampler: as for latent samplers, with predictions of text and latent."""
 
-    predict: PredictBoth
-    latent_schedule: GaussianSchedule
-    parameterisation: Parameterisation
-    self_condition: bool = False
+    predict: PredictBoth  # type: ignore[assignment]
 
 
 def together(canvas: Canvas, *, dim: int, draw: Draw, latent: DdimConfig) -> tuple[TextSample, LatentSample]:
@@ -68,7 +64,7 @@ def together(canvas: Canvas, *, dim: int, draw: Draw, latent: DdimConfig) -> tup
     """
     denoise: JointDenoiser = canvas.denoise
     process, generator = canvas.diffusion, canvas.generator
-    points = latent.points(denoise.latent_schedule)
+    points = latent.points(denoise.schedule)
     z_Bd = points[0].std * generator.fork("latent").normal(dim)
     text = TextSample.start(process.prior(canvas.tokens, canvas.writable_BL, generator.fork("prior")))
     every_B = torch.arange(len(z_Bd), device=z_Bd.device)

@@ -16,7 +16,6 @@ from mm_ldlm.diffusion.distributions import entropy
 from mm_ldlm.sampling.base import UnmaskingSampler
 from mm_ldlm.sampling.denoising import (
     Canvas,
-    Grid,
     Prediction,
     State,
     TextDenoiser,
@@ -62,8 +61,7 @@ class OrderedSampler(UnmaskingSampler):
         def keep(state: State, prediction: Prediction) -> Tensor:
             return self.choose(canvas.denoise, state, prediction, due(state))
 
-        grid = Grid.of(canvas, steps=self.steps)
-        return denoising_loop(canvas, self, timestep=grid.timestep(self.timestep), query=query, keep=keep)
+        return denoising_loop(canvas, self, timestep=self.timestep, query=query, keep=keep)
 
 
 @config
@@ -140,14 +138,10 @@ class AdaptiveSampler(UnmaskingSampler):
         """Select the confident tokens (B, L), at least one in each evaluated text."""
 
     def write(self, canvas: Canvas) -> TextSample:
-        def query(state: State) -> Tensor:
-            return state.masked
-
         def keep(state: State, prediction: Prediction) -> Tensor:
             return prediction.evaluated if state.last else self.certain(prediction)
 
-        grid = Grid.of(canvas, steps=self.steps)
-        return denoising_loop(canvas, self, timestep=grid.timestep("mask_ratio"), query=query, keep=keep)
+        return denoising_loop(canvas, self, timestep="mask_ratio", keep=keep)
 
 
 @config

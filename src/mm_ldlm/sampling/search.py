@@ -7,8 +7,6 @@ B targets, T targets still searched, K candidates at the start, C children, W ca
 N = targets × candidates, flat.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -88,11 +86,11 @@ class Drafts(NamedTuple):
     cosines: Tensor
     """(...,) cosine to the target"""
 
-    def pick(self, index: Any) -> Drafts:
+    def pick(self, index: Any) -> "Drafts":
         """Return some of the drafts."""
         return Drafts(*(value[index] for value in self))
 
-    def replaced(self, rows: Tensor, drafts: Drafts) -> Drafts:
+    def replaced(self, rows: Tensor, drafts: "Drafts") -> "Drafts":
         """Replace the drafts of some targets."""
         return Drafts(*(value.index_copy(0, rows, new) for value, new in zip(self, drafts, strict=True)))
 

@@ -20,9 +20,8 @@ from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.features import feature_of
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.distributed.launch import with_environment
-from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.registry import MODELS
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.models.base import MODELS, DataShape
+from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training.batch_plan import BatchPlan
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS
 from mm_ldlm.training.config import TrainingConfig, refuse_empty_splits, splits_read
@@ -48,7 +47,7 @@ class TrainingSpec:
         fingerprints: fingerprints of the stores that training reads, of the tokenizer, and of the encoder if there are
             latents.
         shape: sizes that the model is built for: vocabulary, ids of the noise, longest text, dimension of a latent.
-        model, objective: configurations of their kinds (`models.registry`, `objectives.registry`).
+        model, objective: configurations of their kinds (`models.base.MODELS`, `objectives.base.OBJECTIVES`).
         encoder: parameters of the encoder that made the latents; empty for a dataset without latents.
     """
 

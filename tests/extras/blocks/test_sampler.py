@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sampling.toys import MASK, PAD, build, canvas, context, denoiser, rows
+from tests.sampling.toys import MASK, PAD, canvas, context, on, rows, watching
 
 from mm_ldlm.core import ConfigurationError, SamplingError
-from mm_ldlm.sampling.denoising import Canvas
 from mm_ldlm.sampling.registry import text_sampler
 
 INNER = {"kind": "confidence", "steps": 2}
@@ -19,12 +18,7 @@ def blocks(block_length: int, **more: Any) -> Any:
 
 def test_a_block_is_finished_before_the_next_and_sees_those_before_it() -> None:
     seen: list[Any] = []
-
-    def words(tokens_AL: Any, t_A: Any, rows_A: Any) -> Any:
-        seen.append(tokens_AL[0].clone())
-        return torch.zeros(*tokens_AL.shape, 8)
-
-    made = blocks(4).sample(Canvas(denoise=denoiser(words), tokens=canvas(10), process=build(), generator=rows(1)))
+    made = blocks(4).sample(on(watching(lambda tokens_AL, t_A: seen.append(tokens_AL[0].clone())), canvas(10)))
     order = made.steps[0].tolist()
     assert all(max(order[start : start + 4]) < min(order[start + 4 :]) for start in (0, 4))
     for tokens in seen:
@@ -38,13 +32,10 @@ def test_a_block_is_finished_before_the_next_and_sees_those_before_it() -> None:
 def test_the_model_reads_at_most_its_window_and_all_of_the_block(window: int | None, length: int) -> None:
     reads: list[tuple[int, int]] = []
 
-    def words(tokens_AL: Any, t_A: Any, rows_A: Any) -> Any:
+    def see(tokens_AL: Any, t_A: Any) -> None:
         reads.append((tokens_AL.shape[1], int((tokens_AL[0] != MASK).sum())))
-        return torch.zeros(*tokens_AL.shape, 8)
 
-    made = blocks(4).sample(
-        Canvas(denoise=denoiser(words), tokens=canvas(length), process=build(), generator=rows(1), window=window)
-    )
+    made = blocks(4).sample(on(watching(see), canvas(length), window=window))
     assert (made.tokens != MASK).all()
     assert max(width for width, _ in reads) <= (window or length)
     assert max(known for _, known in reads) >= min(length, window or length) - 8, "context before the block is read"
@@ -52,8 +43,8 @@ def test_the_model_reads_at_most_its_window_and_all_of_the_block(window: int | N
 
 def test_one_block_is_the_inner_sampler() -> None:
     tokens_BL, inner = canvas(9, 4), text_sampler(**INNER)
-    plain = inner.sample(Canvas(denoise=context(), tokens=tokens_BL, process=build(), generator=rows(2).fork(0)))
-    made = blocks(9).sample(Canvas(denoise=context(), tokens=tokens_BL, process=build(), generator=rows(2)))
+    plain = inner.sample(on(context(), tokens_BL, generator=rows(2).fork(0)))
+    made = blocks(9).sample(on(context(), tokens_BL))
     for name in ("tokens", "log_probs", "steps", "calls_per_row"):
         assert torch.equal(getattr(made, name), getattr(plain, name))
     assert (made.tokens[1, 4:] == PAD).all()
@@ -61,7 +52,7 @@ def test_one_block_is_the_inner_sampler() -> None:
 
 def test_what_cannot_be_a_block_is_refused() -> None:
     with pytest.raises(SamplingError, match="block_length 9"):
-        blocks(9).sample(Canvas(denoise=context(), tokens=canvas(20), process=build(), generator=rows(1), window=8))
+        blocks(9).sample(on(context(), canvas(20), window=8))
     with pytest.raises(ConfigurationError, match="blocks"):
         text_sampler("blocks", inner={"kind": "blocks", "inner": INNER})
     with pytest.raises(ConfigurationError, match="inner"):

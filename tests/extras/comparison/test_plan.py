@@ -25,8 +25,7 @@ def config(*members: Mapping[str, Any], **given: Any) -> ComparisonConfig:
 
 
 def sessions(compared: ComparisonConfig, /, env: str = "test", **params: Any) -> list[dict[str, Any]]:
-    planned: list[dict[str, Any]] = plan(compared, loader(env).for_environment(env, params), ROOT)["sessions"]
-    return planned
+    return plan(compared, loader(env).for_environment(env, params), ROOT)["sessions"]
 
 
 # -- layers and parameters ---------------------------------------------------------------------------------------------

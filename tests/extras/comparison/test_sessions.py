@@ -1,4 +1,4 @@
-"""Sessions: a failure stays with its member, finished ones are not repeated, and data are written by one at a time."""
+"""Sessions: a failure stays with its member, finished ones are not repeated, and a whole comparison."""
 
 import json
 import os
@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+import yaml
 from kedro.framework.cli.project import run as kedro_command
 
-from mm_ldlm.extras.comparison import sessions as under_test
 from mm_ldlm.extras.comparison.plan import PATHS, Session
-from mm_ldlm.extras.comparison.sessions import Outcome, kedro_run, run_sessions
+from mm_ldlm.extras.comparison.sessions import Outcome, _start, _stop, kedro_run, run_sessions
 
 SCRIPT = """
 import json, os, pathlib, signal, sys, time
@@ -32,7 +33,7 @@ Run = Callable[..., list[Outcome]]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr("mm_ldlm.extras.comparison.sessions.POLL_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -66,8 +67,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def options_of(session: Session) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((Path(session.folder) / "run.json").read_text())["run"]
-    return found
+    return json.loads((Path(session.folder) / "run.json").read_text())["run"]
 
 
 def test_a_member_that_fails_is_reported_with_its_error_and_the_others_go_on(session: Make, run: Run) -> None:
@@ -164,7 +164,6 @@ signal.signal(signal.SIGTERM, lambda *_: ((place / "asked").touch(), sys.exit(14
 time.sleep(60)
 """
     found, main = [session("a"), session("b")], threading.main_thread().ident
-    assert main is not None
 
     def interrupt() -> None:
         while len(list(tmp_path.glob("*/ready"))) < 2:
@@ -186,12 +185,56 @@ time.sleep(60)
 def test_a_session_that_ignores_the_request_is_killed_and_ends_with_its_parent(
     session: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(under_test, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("mm_ldlm.extras.comparison.sessions.GRACE_SECONDS", 0.2)
     body = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); "
     Path((one := session("a")).folder).mkdir()
-    running = under_test._start(one, [sys.executable, "-c", f"{body} time.sleep(60)"], tmp_path)
+    running = _start(one, [sys.executable, "-c", f"{body} time.sleep(60)"], tmp_path)
     assert os.getpgid(running.process.pid) != os.getpgid(0), "Ctrl-C reaches the comparison only"
     while "ready" not in (Path(one.folder) / "log.txt").read_text():
         time.sleep(0.01)
-    under_test._stop([running])
+    _stop([running])
     assert running.process.returncode == -signal.SIGKILL
+
+
+# -- a whole comparison ------------------------------------------------------------------------------------------------
+
+
+MEMBERS = [
+    {"name": "mdlm", "env": "mdlm"},
+    {"name": "ar", "env": "ar"},
+    {"name": "diverges", "env": "ar", "params": {"training.optimizer.lr": 1.0e30, "training.guard.max_rollbacks": 0}},
+]
+
+
+@pytest.mark.slow
+def test_a_whole_comparison_with_a_member_that_diverges_and_again(
+    finished: Path, run_kedro: Callable[..., Any]
+) -> None:
+    import mlflow
+
+    (finished / "conf" / "compared").mkdir()
+    layer = {"comparison": {"members": MEMBERS, "seeds": [0], "budget": {"tokens": 3000}}}
+    (finished / "conf" / "compared" / "parameters.yml").write_text(yaml.safe_dump(layer))
+    options = ("run", "--pipeline=comparison", "--env=test+compared", "--params=training.launch.processes=1")
+    run_kedro(*options)
+    reports = finished / "data/test/08_reporting"
+    table = pd.read_csv(reports / "comparison_table.csv").set_index("member")
+    assert list(table["status"]) == ["finished", "finished", "failed"]
+    assert list(table["likelihood"].dropna()) == ["NELBO", "exact"]
+    assert (table["tokens"].dropna() >= 3000).all()
+    low, value, high = (float(table[f"difference{end}"]["ar"]) for end in ("_low", "", "_high"))
+    assert low < value < high
+    assert "diverged" in str(table.loc["diverges", "reason"])
+    assert "Failed runs" in (reports / "comparison.html").read_text()
+
+    parent = json.loads((finished / "data/test/06_models/tracking_reference.json").read_text())
+    tracking = mlflow.MlflowClient(parent["tracking_uri"])
+    experiment = tracking.get_run(parent["run_id"]).info.experiment_id
+    nested = tracking.search_runs([experiment], f"tags.mlflow.parentRunId = '{parent['run_id']}'")
+    assert {run.info.run_name: run.info.status for run in nested} == {
+        "mdlm, seed 0": "FINISHED", "ar, seed 0": "FINISHED", "diverges, seed 0": "FAILED"
+    }  # fmt: skip
+
+    run_kedro(*options)
+    outcomes = json.loads((reports / "comparison_outcomes.json").read_text())
+    assert [outcome["repeated"] for outcome in outcomes] == [True, True, False]

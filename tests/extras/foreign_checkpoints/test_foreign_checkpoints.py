@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from tests.inference.runs import tokenizer
 from tests.training import task
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
@@ -17,10 +18,9 @@ from torch.nn import functional as F
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import CheckpointError, parse
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.extras.foreign_checkpoints import commands
 from mm_ldlm.extras.foreign_checkpoints.exporting import export_checkpoint
-from mm_ldlm.extras.foreign_checkpoints.importing import Given, import_checkpoint
+from mm_ldlm.extras.foreign_checkpoints.importing import import_checkpoint
 from mm_ldlm.inference.loading import load_run
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.training import loop
@@ -118,7 +118,7 @@ def test_an_imported_dit_of_mdlm_has_the_logits_of_its_definition(timesteps: Any
     theirs = weights()
     theirs["vocab_embed.embedding"] *= 0.1  # so small that the ε of LayerNorm counts
     path = older(tmp_path / "older", {"state_dict": {wrapped + name: value for name, value in theirs.items()}})
-    import_checkpoint(path, tmp_path / "run", Given(timesteps=timesteps))
+    import_checkpoint(path, tmp_path / "run", timesteps=timesteps)
     loaded = load_run(tmp_path / "run", device="cpu")
     tokens, valid, t = batch()
     with torch.no_grad(), loaded.model.evaluating():
@@ -140,7 +140,7 @@ def test_the_command_makes_a_run_that_samples_without_data(tmp_path: Path) -> No
 
 
 def test_a_training_starts_from_the_imported_weights(tmp_path: Path) -> None:
-    import_checkpoint(older(tmp_path / "older"), tmp_path / "imported", Given(timesteps="plain"))
+    import_checkpoint(older(tmp_path / "older"), tmp_path / "imported", timesteps="plain")
     config = json.loads((tmp_path / "imported" / "config.json").read_text())
     shape = parse(DataShape, config["shape"], at="shape")
     spec = task.spec("text_diffusion", model=config["model"], shape=shape, init_from="imported")
@@ -161,11 +161,11 @@ def test_export_and_import_return_the_same_bits(
 ) -> None:
     run = trained(kind)
     assert export_checkpoint(run, tmp_path / "out") == folder.find(run)
-    import_checkpoint(tmp_path / "out", tmp_path / "again", Given())
+    import_checkpoint(tmp_path / "out", tmp_path / "again")
     assert equal(saved(tmp_path / "again"), saved(run, "ema"))
     load_run(tmp_path / "again", device="cpu")  # also compares the identity
     export_checkpoint(run, tmp_path / "last", use_ema=False)
-    import_checkpoint(tmp_path / "last" / "model.pt", tmp_path / "like", Given(like=run))
+    import_checkpoint(tmp_path / "last" / "model.pt", tmp_path / "like", like=run)
     assert equal(saved(tmp_path / "like"), saved(run))
     with refuses(CheckpointError, "out"):
         export_checkpoint(run, tmp_path / "out")
@@ -213,7 +213,7 @@ def test_a_damaged_checkpoint_leaves_no_run(damage: str, tmp_path: Path, capfd: 
     path = older(tmp_path / "older")
     DAMAGES[damage](path)
     with pytest.raises(CheckpointError) as raised:
-        import_checkpoint(path, tmp_path / "run", Given())
+        import_checkpoint(path, tmp_path / "run")
     assert 20 < len(str(raised.value)) < 1500
     assert "executed" not in capfd.readouterr().out
     assert not (tmp_path / "run" / "config.json").exists()
@@ -228,7 +228,7 @@ def test_numbers_that_no_model_has_are_refused(
 ) -> None:
     path = older(tmp_path / "older")
     with refuses(CheckpointError, named):
-        import_checkpoint(path, tmp_path / "run", Given(**options))
+        import_checkpoint(path, tmp_path / "run", **options)
 
 
 @pytest.fixture
@@ -236,10 +236,7 @@ def trained(tmp_path: Path) -> Callable[[str], Path]:
     """`trained(kind)` trains two steps of a kind of objective, and returns the folder of the run."""
 
     def train(kind: str) -> Path:
-        words = [*(f"word{i}" for i in range(WORDS)), "[UNK]", "[PAD]", "[MASK]"]
-        base = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-        base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        made, place = TextTokenizer(base, max_length=LENGTH), tmp_path / "tokenizer"
+        made, place = tokenizer(WORDS, LENGTH), tmp_path / "tokenizer"
         made.save(place)
         sizes = {"vocab_size": made.vocab_size, "pad_id": made.pad_id, "mask_id": made.mask_id}
         spec = task.spec(kind, shape=DataShape(**sizes, max_length=LENGTH, fields=task.SHAPE.fields), max_steps=2)

@@ -25,12 +25,9 @@ KEY = "sk-a-secret-key"
 
 
 @pytest.fixture(autouse=True)
-def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A running service, to which failed requests are repeated almost at once."""
     monkeypatch.setattr(client, "FIRST_WAIT", 0.002)
-
-
-@pytest.fixture
-def service() -> Iterator[Service]:
     with running() as found:
         yield found
 

@@ -113,8 +113,7 @@ def test_a_layout_appears_when_it_is_complete(made: Ingested, tmp_path: Path, mo
 
 
 def test_latents_of_other_records_are_not_written(made: Ingested, latents: LatentStore, tmp_path: Path) -> None:
-    source = {"kind": "jsonl", **jsonl(tmp_path, ROWS[:2])}
-    other = ingested(tmp_path / "other", source).records
+    other = ingested(tmp_path / "other", {"kind": "jsonl", **jsonl(tmp_path, ROWS[:2])}).records
     with pytest.raises(FingerprintError):
         write_layout(tmp_path / "out", other, tokenizer=TOKENIZER, latents=latents)
 

@@ -16,17 +16,17 @@ from kedro.pipeline import Pipeline, node
 from tests.app.sessions import Session
 
 from mm_ldlm.core import ConfigurationError, TrackingError, parse
-from mm_ldlm.extras.mlflow import client as module
 from mm_ldlm.extras.mlflow.client import (
     HEADLINE,
     MlflowRun,
+    MlflowSink,
+    _resolved,
     metrics_of,
     name_of,
     open_somewhere,
     within,
 )
 from mm_ldlm.extras.mlflow.config import TrackingConfig
-from mm_ldlm.extras.mlflow.curves import MlflowSink
 from mm_ldlm.extras.mlflow.hooks import NOTE, TrackingHooks
 from mm_ldlm.training.jsonl import Tracker
 
@@ -141,7 +141,7 @@ def silent() -> Iterator[str]:
 
 
 def test_an_exchange_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONGEST", 0.2)
+    monkeypatch.setattr("mm_ldlm.extras.mlflow.client.LONGEST", 0.2)
     with pytest.raises(TrackingError, match="no answer"):
         within(lambda: time.sleep(5), "http://x")
     with pytest.raises(TrackingError, match="KeyError"):
@@ -152,7 +152,7 @@ def test_an_exchange_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_is_recorded_locally_or_not_at_all_where_its_store_is_away(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "LONGEST", 0.5)
+    monkeypatch.setattr("mm_ldlm.extras.mlflow.client.LONGEST", 0.5)
     about: dict[str, Any] = {"experiment": "e", "name": "n", "parameters": {}, "parent": "of the server"}
     run = open_somewhere(silent, root=tmp_path, **about)
     assert run is not None
@@ -169,7 +169,7 @@ def test_what_is_no_database_is_refused(place: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").touch()
     with pytest.raises(TrackingError):
-        module._resolved(f"sqlite:///{place}", tmp_path)
+        _resolved(f"sqlite:///{place}", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,8 @@ from tests.data.test_engines import conforms
 from mm_ldlm.core import ConfigurationError, EncoderError, MMLDLMError, WorkerFailed, parse_kind
 from mm_ldlm.data.engines import ENGINES
 from mm_ldlm.data.latents import extract as module
-from mm_ldlm.extras.ray import engine as ray_engine
 from mm_ldlm.extras.ray import task as ray_task
-from mm_ldlm.extras.ray.engine import RayEngine, RayEngineConfig
+from mm_ldlm.extras.ray.engine import _ATTEMPTS, RayEngine, RayEngineConfig
 
 
 class RayError(Exception):
@@ -138,7 +137,7 @@ def test_an_error_of_a_task_is_one_of_this_project(error: Exception, kind: type[
 
 def test_lost_nodes_are_waited_for_up_to_the_limit(monkeypatch: pytest.MonkeyPatch, refuses: Any) -> None:
     now = iter(range(0, 1000, 10))
-    monkeypatch.setattr(ray_engine.time, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("mm_ldlm.extras.ray.engine.time.monotonic", lambda: float(next(now)))
     ray = FakeRay()
 
     def nothing(*_: Any, **__: Any) -> tuple[list[int], list[int]]:
@@ -173,7 +172,7 @@ def test_the_connection_is_bounded_closed_and_leaves_signals_as_they_were(
     fake.is_initialized = lambda: False
     fake.shutdown = lambda: seen.append("shutdown")
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.delenv(ray_engine._ATTEMPTS, raising=False)
+    monkeypatch.delenv(_ATTEMPTS, raising=False)
     before = signal.getsignal(signal.SIGTERM)
 
     def init(**options: Any) -> None:

@@ -10,7 +10,7 @@ from tests.training import task
 from torch import nn
 
 from mm_ldlm.extras.sanity.checks import SanityConfig, _batch, check_sanity, checks_of
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training import loop
 
 QUICK = SanityConfig(examples=8, max_steps=60, fall=0.9, lr=1e-2)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mm_ldlm.core import parse_kind
-from mm_ldlm.diffusion.registry import MASK_SCHEDULES
-from mm_ldlm.diffusion.schedules import MaskSchedule
+from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, MaskSchedule
 from mm_ldlm.families.atat.masking_policies import MaskRates, mask_rates
 
 POLICIES = ["uniform", "importance", "inverse", "balanced"]

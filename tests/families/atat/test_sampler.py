@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from tests.sampling.toys import build, canvas, conforms, context, denoiser, rows
+from tests.sampling.toys import build, canvas, conforms, context, denoiser, sample
 
 from mm_ldlm.diffusion.distributions import entropy
 from mm_ldlm.families.atat.sampler import WeighingDenoiser
-from mm_ldlm.sampling.denoising import Canvas, Prediction
+from mm_ldlm.sampling.denoising import Prediction
 from mm_ldlm.sampling.registry import text_sampler
 
 # by entropy (nats): 1.97, 1.38, 1.20, 0.0; by 1 − max p: 0.70, 0.71, 0.60, 0.0; by 1 − Σp²: 0.81, 0.74, 0.68, 0.0
@@ -29,16 +29,11 @@ def weighing(importance=None, table=ROWS):
     return WeighingDenoiser(logits=made.logits, importance=lambda tokens_AL, t_A: values_L.expand(len(tokens_AL), -1))
 
 
-def write(denoise, tokens_BL, **settings):
-    sampler = text_sampler("uncertainty", **settings)
-    return sampler.sample(Canvas(denoise=denoise, tokens=tokens_BL, process=build(), generator=rows(len(tokens_BL))))
-
-
 def order(denoise, **settings):
     """The positions in the order in which they are unmasked, one a step."""
-    sample = write(denoise, canvas(4), steps=4, **settings)
-    assert sorted(sample.steps[0].tolist()) == [0, 1, 2, 3]
-    return sample.steps[0].argsort().tolist()
+    found = sample("uncertainty", denoise, canvas(4), steps=4, **settings)
+    assert sorted(found.steps[0].tolist()) == [0, 1, 2, 3]
+    return found.steps[0].argsort().tolist()
 
 
 @pytest.mark.parametrize(
@@ -80,8 +75,8 @@ def test_importance_is_that_of_the_text_and_leaves_the_sampler_as_promised():
 
 def test_without_importance_it_is_the_sampler_entropy():
     tokens_BL, denoise = canvas(12, 5, 9), context(timed=True)
-    entropy_order = text_sampler("entropy", steps=5).sample(Canvas(denoise=denoise, tokens=tokens_BL, process=build(), generator=rows(3)))  # fmt: skip
-    found = write(denoise, tokens_BL, steps=5)
+    entropy_order = sample("entropy", denoise, tokens_BL, steps=5)
+    found = sample("uncertainty", denoise, tokens_BL, steps=5)
     assert torch.equal(found.tokens, entropy_order.tokens)
     assert torch.equal(found.steps, entropy_order.steps)
 
@@ -90,15 +85,17 @@ def test_the_number_of_calls_adapts_to_the_text():
     """Certain tokens are kept at once, and a text that is ahead of the count schedule skips steps."""
     easy, hard = [SURE] * 8, [FLAT] * 8
     for table, adaptive in ((easy, 1), (hard, 8)):
-        plain, quick = (write(weighing(table=table), canvas(8), steps=8, certain=certain) for certain in (None, 0.5))
+        plain, quick = (
+            sample("uncertainty", weighing(table=table), canvas(8), steps=8, certain=certain) for certain in (None, 0.5)
+        )
         assert int(plain.calls_per_row[0]) == 8
         assert int(quick.calls_per_row[0]) == adaptive
     assert math.log(8) > 0.5  # the flat rows are above the limit
-    half = write(weighing(table=[SURE] * 4 + [FLAT] * 4), canvas(8), steps=8, certain=0.5)
+    half = sample("uncertainty", weighing(table=[SURE] * 4 + [FLAT] * 4), canvas(8), steps=8, certain=0.5)
     assert int(half.calls_per_row[0]) == 5
     assert (half.tokens < 8).all()
 
 
 def test_certain_compares_the_uncertainty_without_importance():
-    low = write(weighing([0.01] * 4), canvas(4), steps=4, certain=0.5)
+    low = sample("uncertainty", weighing([0.01] * 4), canvas(4), steps=4, certain=0.5)
     assert int(low.calls_per_row[0]) == 4  # only the position of entropy 0 is certain, and it is the first one anyway

@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from mm_ldlm.core import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.autoregressive.model import CausalConfig, CausalTransformer
-from mm_ldlm.families.autoregressive.sampler import AutoregressiveSampler
+from mm_ldlm.families.autoregressive.objective import AutoregressiveSampler
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.denoising import Canvas
 

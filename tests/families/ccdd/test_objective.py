@@ -1,11 +1,20 @@
-"""What the model is given of texts whose states are dropped, in training and afterwards."""
+"""CCDD: what the model receives in training, in a likelihood and in joint sampling, and what the sampler promises."""
 
 from typing import Any
 
+import pytest
 import torch
 from tests.components import random_batch, root_of
+from tests.sampling.toys import MASK, PAD, WORDS, build, canvas, context, rows
+from torch import Tensor
 
+from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.schedules import Flow
+from mm_ldlm.families.ccdd.objective import StatesDenoiser
+from mm_ldlm.sampling.denoising import Canvas
+from mm_ldlm.sampling.gaussian import grid
+from mm_ldlm.sampling.registry import text_sampler
 
 
 def test_dropped_states_have_the_same_time_in_training_as_in_a_likelihood() -> None:
@@ -22,3 +31,102 @@ def test_dropped_states_have_the_same_time_in_training_as_in_a_likelihood() -> N
     assert bool(alone["null_state_B"].all())
     assert torch.equal(training["t_state_B"][dropped_B], alone["t_state_B"][dropped_B])
     assert torch.equal(training["t_state_B"][~dropped_B], training["t_text_B"][~dropped_B])
+
+
+# -- the joint sampler of texts and token states -----------------------------------------------------------------------
+
+
+DIM, STEPS = 2, 4
+SCHEDULE = Flow().build()
+
+
+def clean(length: int) -> Tensor:
+    """States (L, d), each number of which is another one."""
+    return torch.arange(float(length * DIM)).view(length, DIM) / 8
+
+
+def joint(*, dropped: bool = True) -> tuple[StatesDenoiser, list[Any]]:
+    """A model whose states are known, and what it receives in each call."""
+    seen: list[Any] = []
+
+    def states(tokens: Tensor, t: Tensor, z: Tensor, t_state: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append((tokens.clone(), t.tolist(), z.clone(), t_state.tolist(), asked.clone()))
+        return torch.zeros(int(asked.sum()), 10), clean(tokens.shape[1]).expand(len(tokens), -1, -1)
+
+    def without(tokens: Tensor, t: Tensor, rows_A: Tensor, asked: Tensor) -> Tensor:
+        seen[-1] += (rows_A.tolist(), torch.equal(asked, seen[-1][4]))
+        return torch.zeros(int(asked.sum()), 10)
+
+    return StatesDenoiser(logits=without, predict=states, dim=DIM, schedule=SCHEDULE, dropped=dropped), seen
+
+
+def sampled(
+    lengths: list[int], *, numbers: list[int] | None = None, open_BL: Tensor | None = None, **settings: Any
+) -> tuple[Any, list[Any]]:
+    """Sample texts of these lengths; returns the sample and what the model received in each call."""
+    denoise, seen = joint()
+    generator = RowGenerator(0, torch.tensor(numbers or list(range(len(lengths)))))
+    found = text_sampler("joint_states", steps=STEPS, **settings).sample(
+        Canvas(denoise=denoise, tokens=canvas(*lengths), process=build(), generator=generator, open=open_BL)
+    )
+    return found, seen
+
+
+def test_each_state_goes_from_noise_to_the_estimate_of_its_own_token() -> None:
+    _, seen = sampled([5, 3])
+    points = grid(SCHEDULE, steps=STEPS, t_max=1.0)
+    first = seen[0][2]
+    assert first.shape == (2, 5, DIM)
+    for number, (_, text, z, state, _) in enumerate(seen):
+        assert text == state == pytest.approx([1 - number / STEPS] * 2)
+        expected = points[number].signal * clean(5) + points[number].noise * first
+        torch.testing.assert_close(z, expected.expand(2, -1, -1), atol=1e-5, rtol=1e-5)
+    assert len(seen) == STEPS
+
+
+def test_the_states_of_a_text_do_not_depend_on_the_padding_of_its_batch() -> None:
+    whole, together = sampled([5, 3], eta=0.5)
+    alone, single = sampled([3], numbers=[1], eta=0.5)
+    assert torch.equal(whole.tokens[1, :3], alone.tokens[0])
+    for (_, _, z, _, _), (_, _, own, _, _) in zip(together, single, strict=True):
+        torch.testing.assert_close(z[1, :3], own[0])
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+def test_the_prediction_without_states_is_asked_for_at_the_same_positions(guidance: float) -> None:
+    found, seen = sampled([5, 3], guidance=guidance)
+    assert all(call[5:] == (() if guidance == 1.0 else ([0, 1], True)) for call in seen)
+    calls = STEPS if guidance == 1.0 else 2 * STEPS
+    assert (found.calls_per_row.tolist(), found.model_calls) == ([calls] * 2, calls)
+
+
+def test_only_open_masks_are_written_and_asked_for() -> None:
+    open_BL = torch.tensor([[False, True, True, False, True], [True, False, True, True, True]])
+    found, seen = sampled([5, 3], open_BL=open_BL)
+    expected = torch.tensor([[False, True, True, False, True], [True, False, True, False, False]])
+    assert torch.equal(seen[0][4], expected)
+    assert torch.equal(found.steps >= 0, expected)
+    assert (found.tokens[0, [0, 3]] == MASK).all()
+    assert found.tokens[1, 3:].tolist() == [PAD, PAD]
+
+
+def test_a_model_without_states_and_guidance_without_dropout_are_refused() -> None:
+    sampler = text_sampler("joint_states", steps=STEPS)
+    with pytest.raises(SamplingError, match="joint_states"):
+        sampler.sample(Canvas(denoise=context(), tokens=canvas(3), process=build(), generator=rows(1)))
+    denoise, guided = joint(dropped=False)[0], text_sampler("joint_states", guidance=2.0)
+    with pytest.raises(SamplingError, match=r"guidance 2\.0"):
+        guided.sample(Canvas(denoise=denoise, tokens=canvas(3), process=build(), generator=rows(1)))
+
+
+def test_it_writes_what_is_open_row_by_row() -> None:
+    sampler, denoise = text_sampler("joint_states", steps=STEPS), joint()[0]
+    tokens = canvas(9, 3, 12, 1)
+    tokens[0, 2:5] = torch.tensor([1, 2, 3])
+    made = sampler.sample(Canvas(denoise=denoise, tokens=tokens, process=build(), generator=rows(4)))
+    assert torch.equal(made.tokens[tokens != MASK], tokens[tokens != MASK])
+    assert (made.tokens[tokens == MASK] < WORDS).all()
+    alone = sampler.sample(
+        Canvas(denoise=denoise, tokens=tokens[2:3], process=build(), generator=RowGenerator(0, torch.tensor([2])))
+    )
+    assert torch.equal(alone.tokens[0], made.tokens[2])

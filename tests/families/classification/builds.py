@@ -6,11 +6,9 @@ import torch
 
 from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.models.base import DataShape, init_weights
+from mm_ldlm.models.base import MODELS, DataShape, init_weights
 from mm_ldlm.models.parts import freeze
-from mm_ldlm.models.registry import MODELS
-from mm_ldlm.objectives.base import Batch
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.objectives.base import OBJECTIVES, Batch
 from mm_ldlm.objectives.root import TrainableRoot
 
 SHAPE = DataShape(vocab_size=12, pad_id=0, mask_id=1, max_length=6, fields={"latents": (5,)})

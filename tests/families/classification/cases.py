@@ -14,4 +14,10 @@ VALUES = {
     "labels": lambda tokens_BL, valid_BL, draw: torch.randint(3, (len(tokens_BL), 1), generator=draw),
     "pair_tokens": lambda tokens_BL, valid_BL, draw: tokens_BL.flip(0),
 }
+OPTIONS = {
+    ("objectives", "classification"): [
+        {},
+        {"features": "trunk", "_model": {"kind": "dit"}},
+    ]
+}
 MODELS = {"classification": {"kind": "latent_mlp"}, "pairwise_classification": {"kind": "dit"}}

@@ -18,7 +18,7 @@ from mm_ldlm.data.validation.findings import Finding
 from mm_ldlm.families.classification.labels import LabelNames, Labels, PairTokens
 from mm_ldlm.families.classification.objective import decode_names
 from mm_ldlm.families.classification.text_labels import num_words
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.objectives.base import OBJECTIVES
 
 ROWS = [
     ("train", {"topic": "b"}), ("train", {"topic": "a"}), ("test", {"topic": "a"}), ("test", {"topic": "c"}),

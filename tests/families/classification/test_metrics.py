@@ -11,7 +11,7 @@ from sklearn.metrics import confusion_matrix, f1_score, log_loss
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Bootstrap
-from mm_ldlm.families.classification import metrics
+from mm_ldlm.families.classification import suite as metrics
 from mm_ldlm.families.classification.figures import confusion, reliability
 
 BOOTSTRAP = Bootstrap(200, 0.95, 0)

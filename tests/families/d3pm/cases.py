@@ -18,7 +18,7 @@ class Discrete(Interpolation):
 
     def bound(self, process: Any) -> Tensor:
         """Σ over the steps of (α_s − α_t)/(1 − α_t) E[Σ over masks of −log p(x_0 | the unmasked word)] (D3PM eq. 1)."""
-        t = torch.arange(process.steps + 1).double() / process.steps
+        t = torch.arange(process.traits.steps + 1).double() / process.traits.steps
         alpha, _ = masking_to_the_end(process, t)
         alpha = torch.cat([torch.ones(1).double(), alpha[1:]])
         alone = -(JOINT.sum(1, keepdim=True) * JOINT.sum(0, keepdim=True)).log().flatten()

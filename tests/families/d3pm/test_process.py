@@ -9,8 +9,7 @@ from tests.families.d3pm.cases import LAWS
 
 from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.registry import MASK_SCHEDULES
-from mm_ldlm.diffusion.schedules import LogLinear
+from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, LogLinear
 from mm_ldlm.families.d3pm.process import D3pm, D3pmConfig
 
 

@@ -7,10 +7,8 @@ from torch import Tensor
 
 from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.registry import MODELS
-from mm_ldlm.objectives.base import Batch
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.models.base import MODELS, DataShape
+from mm_ldlm.objectives.base import OBJECTIVES, Batch
 
 SHAPE = DataShape(vocab_size=8, pad_id=0, mask_id=1, max_length=4, fields={"images": (4, 4, 1)})
 MODEL = {"image_text": "image_mmdit", "image_text_continuous": "image_mmdit_continuous"}
@@ -42,16 +40,11 @@ def pairs() -> tuple[Tensor, Tensor, Tensor]:
     return which_B, images_BP, tokens_BL
 
 
-def batch(*, filling: int = 0) -> Batch:
+def batch() -> Batch:
     _, images_BP, tokens_BL = pairs()
-    tokens_BL = torch.cat([tokens_BL, torch.zeros(filling, 4).long()])
-    images_BP = torch.cat([images_BP, torch.zeros(filling, P)])
-    examples_B = torch.cat([torch.arange(B), torch.full((filling,), -1)])
-    count = int((tokens_BL != 0).sum())
-    return Batch(
-        tokens_BL, tokens_BL != 0, {"images": images_BP}, examples_B, torch.arange(B + filling), B, count
-    )  # fmt: skip
+    every_B, valid_BL = torch.arange(B), tokens_BL != 0
+    return Batch(tokens_BL, valid_BL, {"images": images_BP}, every_B, every_B, B, int(valid_BL.sum()))
 
 
-def generator(seed: int = 0, rows: int = B) -> RowGenerator:
-    return RowGenerator(seed, torch.arange(rows))
+def generator(seed: int = 0) -> RowGenerator:
+    return RowGenerator(seed, torch.arange(B))

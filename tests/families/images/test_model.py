@@ -79,15 +79,6 @@ def test_a_dropped_condition_has_no_influence(kind: str) -> None:
         assert ((a - b).abs().amax(dim=1) < 1e-6).tolist() == null_B.tolist()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_padding_has_no_influence(kind: str) -> None:
-    net, asked = made(kind), {key: value[1:2] for key, value in inputs().items()}
-    longer, cut = net(**asked), net(**asked | {"tokens_BL": asked["tokens_BL"][:, :4], "valid_BL": None})
-    torch.testing.assert_close(longer.latent_Bd, cut.latent_Bd, atol=1e-5, rtol=0)
-    torch.testing.assert_close(longer.logits[:, :4], cut.logits, atol=1e-5, rtol=0)
-
-
 @torch.no_grad()
 def test_noised_vectors_are_signal_times_vector_plus_noise() -> None:
     net, asked, zero = made("image_mmdit_continuous"), inputs(), torch.zeros(3, 6, 16)

@@ -1,51 +1,56 @@
-"""Requests for images and captions: batching changes nothing, results are pixels, and impossible requests are refused."""
+"""Requests for images and captions, and their evaluation: batching changes nothing, results are pixels, refusals."""
 
+import base64
+import io
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
 from tests.families.images.builds import KINDS, MODEL, model
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tests.inference.runs import tokenizer
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import ConfigurationError, SamplingError, parse, parse_kind
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.families.images.config import ImagesConfig
 from mm_ldlm.families.images.requests import NORMALISER
+from mm_ldlm.families.images.sources import CAPTIONS, NAMES
+from mm_ldlm.families.images.suite import ImagesSuite, label_in, pictures
 from mm_ldlm.inference.loading import Parts
-from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.registry import MODELS
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.models.base import MODELS, DataShape
+from mm_ldlm.objectives.base import OBJECTIVES
 
 SIZE = (4, 4, 1)
-CAPTIONS = ("w1 w2", "w3", "w4 w5 w6", "w1")
+ASKED = ("w1 w2", "w3", "w4 w5 w6", "w1")
 PIXELS = np.random.default_rng(0).random((4, *SIZE))
 Refuses = Callable[..., Any]
 
 
 def loaded(kind: str = "image_text", *, images: bool = True, batch_tokens: int = 4096, **objective: Any) -> MMLDLM:
     """A model of images with random weights; its captions have the words w0 … w9."""
-    base = Tokenizer(models.WordLevel({f"w{i}": i for i in range(10)} | {"[UNK]": 10}, unk_token="[UNK]"))
-    base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = TextTokenizer(base, max_length=6)
-    ids = {"vocab_size": tokenizer.vocab_size, "pad_id": tokenizer.pad_id, "mask_id": tokenizer.mask_id}
+    words = tokenizer(10, 6)
+    ids = {"vocab_size": words.vocab_size, "pad_id": words.pad_id, "mask_id": words.mask_id}
     shape = DataShape(**ids, max_length=6, fields={"images": SIZE})
     config = parse_kind(OBJECTIVES, {"kind": kind, **objective}, at="objective")
     made = config.build(shape).generative_model(model(MODEL[kind], shape, spread=0.1))
     able = config.capabilities(parse_kind(MODELS, {"kind": MODEL[kind]}, at="model"))
     normaliser = Normaliser("one_scale", np.full(16, 0.5), np.full(16, 0.25), False, rows=9)
-    parts = Parts(made, able, tokenizer, {NORMALISER: normaliser} if images else {})
+    parts = Parts(made, able, words, {NORMALISER: normaliser} if images else {})
     return MMLDLM(parts, batch_tokens=batch_tokens)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_do_not_depend_on_the_batches_but_on_the_seed(kind: str) -> None:
     many, one = loaded(kind).images, loaded(kind, batch_tokens=1).images
-    drawn, again = (each.draw(CAPTIONS, steps=2) for each in (many, one))
+    drawn, again = (each.draw(ASKED, steps=2) for each in (many, one))
     np.testing.assert_allclose(drawn.pixels, again.pixels, atol=1e-5)
-    assert not np.allclose(drawn.pixels, many.draw(CAPTIONS, steps=2, seed=1).pixels)
+    assert not np.allclose(drawn.pixels, many.draw(ASKED, steps=2, seed=1).pixels)
     written, other = (each.caption(PIXELS, steps=2) for each in (many, one))
     assert written.tokens == other.tokens
     assert written.texts == tuple(" ".join(f"w{i}" if i < 10 else "[UNK]" for i in row) for row in written.tokens)
@@ -58,7 +63,7 @@ def test_samples_do_not_depend_on_the_batches_but_on_the_seed(kind: str) -> None
         table = found.to_frame()
         assert list(table["text"]) == list(found.captions)
         np.testing.assert_array_equal(np.stack(table["image"]), found.pixels.reshape(4, -1))
-    assert drawn.captions == CAPTIONS
+    assert drawn.captions == ASKED
 
 
 @pytest.mark.parametrize(
@@ -109,3 +114,37 @@ def test_what_was_not_trained_is_refused(refuses: Refuses) -> None:
 def test_parameters_that_give_no_samples_are_refused(sampling: dict[str, Any], refuses: Refuses) -> None:
     with refuses(ConfigurationError, "images.sampling"):
         parse(ImagesConfig, {"sampling": sampling}, at="images")
+
+
+# -- evaluation of images ----------------------------------------------------------------------------------------------
+
+
+@given(name=st.sampled_from(NAMES), other=st.sampled_from(NAMES), form=st.sampled_from(CAPTIONS))
+def test_a_caption_has_a_label_if_it_contains_exactly_one(name: str, other: str, form: str) -> None:
+    caption = form.format(name)
+    assert label_in(caption, NAMES) == label_in(f"  {caption.upper()} ", NAMES) == name
+    assert label_in(f"{caption} or {other}", NAMES) == (name if name == other else None)
+    assert label_in(form.format(f"{name}s"), NAMES) is None, "only whole words"
+
+
+@given(shape=st.sampled_from([(3, 5, 1), (4, 2, 3)]), seed=st.integers(0, 99))
+def test_pictures_show_the_pixels(shape: tuple[int, ...], seed: int) -> None:
+    pixels = np.random.default_rng(seed).integers(0, 256, (3, *shape))
+    found = pictures((pixels / 255).reshape(3, -1), ["a", "b", "c"], shape, count=2)
+    assert [picture["caption"] for picture in found] == ["a", "b"]
+    for picture, expected in zip(found, pixels, strict=False):
+        shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(picture["png"])))).reshape(shape)
+        np.testing.assert_array_equal(shown, expected)
+
+
+@pytest.mark.slow
+def test_a_run_on_the_digits_is_sampled_scored_and_reported(run_kedro: Callable[..., Any], workshop: Path) -> None:
+    """Few steps: the scores are low, but every number, figure and picture is there."""
+    run_kedro("run", "--env=digits+test", "--params=data=data/digits")
+    (path,) = (workshop / "data/digits").rglob("08_reporting/metrics.json")
+    numbers = json.loads(path.read_text())
+    assert numbers["images.classifier_accuracy"] > 0.9
+    assert {headline.key for headline in ImagesSuite().headlines({})} <= numbers.keys()
+    assert all(0 <= numbers[key] <= 1 for key in numbers if key.endswith((".accuracy", ".attested", ".agreement")))
+    (report,) = (workshop / "data/digits").rglob("08_reporting/report.html")
+    assert report.read_text().count("data:image/png;base64,") > 20

@@ -5,22 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sampling.toys import MASK, Exact, agrees, build, canvas, context, denoiser, rows
+from tests.sampling.toys import MASK, Exact, agrees, build, canvas, context, denoiser, sample
 
 from mm_ldlm.core import ConfigurationError
 from mm_ldlm.diffusion.masked import max_remask_ratio, remask_unmask_probability
-from mm_ldlm.sampling.denoising import Canvas
 from mm_ldlm.sampling.registry import text_sampler
 
 EXACT = Exact(torch.tensor([[0.30, 0.05, 0.05], [0.02, 0.20, 0.08], [0.10, 0.05, 0.15]], dtype=torch.float64))
 KINDS = ["remdm_cap", "remdm_rescale", "remdm_conf", "remdm_loop"]
-
-
-def sample(kind: str, denoise: Any, tokens_BL: Any, *, schedule: str = "log_linear", **settings: Any) -> Any:
-    process = build(schedule=schedule)
-    return text_sampler(kind, **settings).sample(
-        Canvas(denoise=denoise, tokens=tokens_BL, process=process, generator=rows(len(tokens_BL)))
-    )
 
 
 def watched(length: int, words: tuple[float, ...] = (0.5, 0.3, 0.2)) -> tuple[Any, list[Any]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.masked import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.registry import MASK_SCHEDULES
+from mm_ldlm.diffusion.schedules import MASK_SCHEDULES
 from mm_ldlm.families.sedd.process import Sedd, SeddConfig
 
 both_graphs = pytest.mark.parametrize("graph", ["absorbing", "uniform"])

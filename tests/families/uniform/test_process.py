@@ -12,8 +12,7 @@ from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.masked import AbsorbingConfig
 from mm_ldlm.diffusion.process import TextProcess, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.registry import MASK_SCHEDULES
-from mm_ldlm.diffusion.schedules import Geometric, LogLinear
+from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, Geometric, LogLinear
 from mm_ldlm.families.uniform.gidd import Gidd, GiddConfig
 from mm_ldlm.families.uniform.uniform import Interpolating, Uniform, UniformConfig
 

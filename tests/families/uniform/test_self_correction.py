@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sampling.toys import MASK, WORDS, build, canvas, context, denoiser, rows
+from tests.sampling.toys import MASK, WORDS, canvas, context, denoiser, on, rows, watching
 
 from mm_ldlm.core import ConfigurationError
-from mm_ldlm.sampling.denoising import Canvas
 from mm_ldlm.sampling.registry import text_sampler
 
 
@@ -24,10 +23,7 @@ def pairs() -> Any:
 
 
 def write(process: str, *, count: int = 1500, kind: str = "self_correction", **settings: Any) -> Any:
-    sampler = text_sampler(kind, steps=1, **settings)
-    return sampler.sample(
-        Canvas(denoise=pairs(), tokens=canvas(*[2] * count), process=build(process), generator=rows(count))
-    )
+    return text_sampler(kind, steps=1, **settings).sample(on(pairs(), canvas(*[2] * count), process))
 
 
 @pytest.mark.parametrize("process", ["uniform", "gidd"])
@@ -50,12 +46,10 @@ def test_a_correction_writes_the_most_probable_of_the_drawn_tokens_that_differ()
     sampler = text_sampler("self_correction", steps=1, corrections=1, correction_temperature=0.0)
     for seed in range(200):
         first = text_sampler("ancestral", steps=1).sample(
-            Canvas(denoise=pairs(), tokens=canvas(2), process=build("uniform"), generator=rows(1, seed=seed))
+            on(pairs(), canvas(2), "uniform", generator=rows(1, seed=seed))
         )
         if first.tokens.tolist() == before.tolist():
-            after = sampler.sample(
-                Canvas(denoise=pairs(), tokens=canvas(2), process=build("uniform"), generator=rows(1, seed=seed))
-            )
+            after = sampler.sample(on(pairs(), canvas(2), "uniform", generator=rows(1, seed=seed)))
             assert after.tokens.tolist() == [[0, 0]]
             assert after.steps.tolist() == [[1, first.steps.tolist()[0][1]]]
             return
@@ -70,13 +64,8 @@ def test_every_setting_has_its_effect() -> None:
     patient, hasty = (write("uniform", patience=n, **hot).calls_per_row.double().mean() for n in (8, 1))
     assert hasty < patient - 1
     times: list[float] = []
-
-    def words(tokens_AL: Any, t_A: Any, rows_A: Any) -> Any:
-        times.append(float(t_A[0]))
-        return torch.zeros(*tokens_AL.shape, WORDS)
-
     sampler = text_sampler("self_correction", steps=1, corrections=1, correction_time=0.2)
-    sampler.sample(Canvas(denoise=denoiser(words), tokens=canvas(2), process=build("uniform"), generator=rows(1)))
+    sampler.sample(on(watching(lambda tokens_AL, t_A: times.append(float(t_A[0]))), canvas(2), "uniform"))
     assert times == pytest.approx([1.0, 0.2])
 
 
@@ -85,16 +74,14 @@ def test_a_text_is_finished_when_its_agreement_has_not_risen_for_as_many_correct
     """The model always prefers the other word: the first correction is a rise from 0 to 1, and no later one is."""
     other = denoiser(lambda tokens_AL, t_A, rows_A: 20.0 * torch.nn.functional.one_hot((tokens_AL == 0).long(), WORDS))
     sampler = text_sampler("self_correction", steps=1, corrections=9, correction_temperature=0.0, patience=patience)
-    found = sampler.sample(Canvas(denoise=other, tokens=canvas(1), process=build("uniform"), generator=rows(1)))
+    found = sampler.sample(on(other, canvas(1), "uniform"))
     assert found.model_calls == 1 + 1 + patience
     assert found.steps.tolist() == [[1 + patience]]
 
 
 def test_finished_and_given_tokens_cost_nothing_and_wrong_settings_are_refused() -> None:
     tokens_BL = torch.tensor([[MASK, 2], [1, 0]])
-    made = text_sampler("self_correction").sample(
-        Canvas(denoise=context(), tokens=tokens_BL, process=build("gidd"), generator=rows(2))
-    )
+    made = text_sampler("self_correction").sample(on(context(), tokens_BL, "gidd"))
     assert made.tokens[tokens_BL != MASK].tolist() == [2, 1, 0]
     assert int(made.calls_per_row[1]) == 0
     for wrong in (

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mm_ldlm.core import InvalidValue, SamplingError, Size, config
+from mm_ldlm.core import SamplingError, Size, config, refuse_if
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.base import ONLY_MASKS, Overridable, require_fit, unfit
 from mm_ldlm.sampling.denoising import Canvas, TextSample
@@ -34,10 +34,11 @@ class BlocksConfig(Overridable):
     exceeds_window: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.inner.exceeds_window:
-            raise InvalidValue(
-                f"inner must write within the model's window, found the sampler '{self.inner.kind}'", "inner"
-            )
+        refuse_if(
+            self.inner.exceeds_window,
+            f"inner must write within the model's window, found the sampler '{self.inner.kind}'",
+            "inner",
+        )
 
     @property
     def draw(self) -> Draw:

@@ -3,7 +3,7 @@
 from dataclasses import field
 from typing import Annotated, Any
 
-from mm_ldlm.core import Duration, InvalidValue, PositiveInt, Seed, Workers, bounded, checked, config, nearest
+from mm_ldlm.core import Duration, PositiveInt, Seed, Workers, bounded, checked, config, nearest, refuse_if
 
 Name = Annotated[str, bounded(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """Names a folder and rows of the table"""
@@ -42,9 +42,9 @@ class BudgetConfig:
     seconds: Duration | None = None
 
     def __post_init__(self) -> None:
-        if (self.tokens is None) == (self.seconds is None):
-            found = f"tokens={self.tokens} and seconds={self.seconds}"
-            raise InvalidValue(f"give either tokens or seconds, found {found}", "tokens", "seconds")
+        found = f"tokens={self.tokens} and seconds={self.seconds}"
+        both_or_none = (self.tokens is None) == (self.seconds is None)
+        refuse_if(both_or_none, f"give either tokens or seconds, found {found}", "tokens", "seconds")
 
     @property
     def label(self) -> str:
@@ -78,12 +78,11 @@ class ComparisonConfig:
 
     def __post_init__(self) -> None:
         names = [member.name for member in self.members]
-        if len({name.lower() for name in names}) != len(names):  # some file systems ignore case
-            raise InvalidValue(f"expected different names, found {names}", "members")
-        if self.baseline not in (None, *names):
-            hint = nearest(self.baseline, names)
-            found = f"({', '.join(names)}), found '{self.baseline}'.{hint}".removesuffix(".")
-            raise InvalidValue(f"expected the name of a member {found}", "baseline")
+        lower = {name.lower() for name in names}  # some file systems ignore case
+        refuse_if(len(lower) != len(names), f"expected different names, found {names}", "members")
+        hint = "" if self.baseline is None else nearest(self.baseline, names)
+        found = f"({', '.join(names)}), found '{self.baseline}'.{hint}".removesuffix(".")
+        refuse_if(self.baseline not in (None, *names), f"expected the name of a member {found}", "baseline")
 
     @property
     def reference(self) -> str:

@@ -4,8 +4,6 @@ The plan is made by the hook before the first node, where configurations can be 
 there on nothing but the plan is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,11 +62,11 @@ class ComparisonHooks:
     """Saves the sessions of a comparison to the catalog, with the parameters of all members resolved and checked."""
 
     @hook_impl
-    def after_context_created(self, context: KedroContext) -> None:
+    def after_context_created(self, context: "KedroContext") -> None:
         self._context = context
 
     @hook_impl
-    def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    def before_pipeline_run(self, pipeline: "Pipeline", catalog: "CatalogProtocol") -> None:
         if PLAN in pipeline.inputs():
             loader: Any = self._context.config_loader
             catalog.save(PLAN, plan(catalog.load("params:comparison"), loader, self._context.project_path))

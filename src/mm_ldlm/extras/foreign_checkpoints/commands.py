@@ -22,11 +22,10 @@ from mm_ldlm.app.console import messages_only
 def import_checkpoint(source: str, run: str, like: str | None, **given: Any) -> None:
     """Make the run folder RUN of the weights in SOURCE, a model.pt of another trainer or a folder with one."""
     from mm_ldlm.extras.foreign_checkpoints.formats import summary
-    from mm_ldlm.extras.foreign_checkpoints.importing import Given
     from mm_ldlm.extras.foreign_checkpoints.importing import import_checkpoint as imported
 
     with messages_only():
-        made = imported(Path(source), Path(run), Given(like=None if like is None else Path(like), **given))
+        made = imported(Path(source), Path(run), like=None if like is None else Path(like), **given)
         form = "" if made.format is None else f" of the format {made.format}"
         click.echo(f"{run}: {len(made.tensors)} parameters{form}; left out: {summary(made.left_out) or 'nothing'}")
         click.echo(

@@ -4,8 +4,6 @@ Everything that a checkpoint has and a model lacks, or the reverse, is named: no
 says so.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping

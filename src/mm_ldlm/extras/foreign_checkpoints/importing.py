@@ -4,7 +4,6 @@ The model comes from the checkpoint itself (a known format, or an export of this
 imported like.
 """
 
-import dataclasses
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,12 +19,10 @@ from mm_ldlm.extras.foreign_checkpoints import formats
 from mm_ldlm.extras.foreign_checkpoints import reading as legacy
 from mm_ldlm.extras.foreign_checkpoints.converting import Converted, convert, head_dim_of
 from mm_ldlm.extras.foreign_checkpoints.exporting import refuse_existing
-from mm_ldlm.extras.foreign_checkpoints.reading import Legacy
 from mm_ldlm.inference.files import newest_run
 from mm_ldlm.inference.loading import kinds_of, root_of, run_config
-from mm_ldlm.models.base import DataShape, init_weights
-from mm_ldlm.models.registry import MODELS
-from mm_ldlm.objectives.registry import OBJECTIVES
+from mm_ldlm.models.base import MODELS, DataShape, init_weights
+from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG
 from mm_ldlm.training.checkpoints.weights import identity_of, load_tensors, saved_tensors
@@ -36,21 +33,22 @@ Timesteps = Literal["none", "plain"]
 _TIMESTEPS: dict[str, dict[str, Any]] = {"none": {"time_conditioning": False}, "plain": {"time_factor": 1.0}}
 
 
-@dataclasses.dataclass(frozen=True)
-class Given:
-    """What the user says about a checkpoint, as far as it does not say it itself."""
-
-    like: Path | None = None
-    """a run of this project with the same model, tokenizer and normaliser"""
-    tokenizer: str | None = None
-    """a folder, a tokenizer.json, a vocab.txt, or a name on the hub"""
-    heads: int | None = None
-    max_length: int | None = None
-    timesteps: Timesteps | None = None
-
-
-def import_checkpoint(source: Path, run: Path, given: Given) -> Converted:
+def import_checkpoint(
+    source: Path,
+    run: Path,
+    *,
+    like: Path | None = None,
+    tokenizer: str | None = None,
+    heads: int | None = None,
+    max_length: int | None = None,
+    timesteps: Timesteps | None = None,
+) -> Converted:
     """Write the run folder `run` with the weights of `source`, a file or a folder of another trainer.
+
+    Args:
+        like: a run of this project with the same model, tokenizer and normaliser.
+        tokenizer: a folder, a tokenizer.json, a vocab.txt, or a name on the hub.
+        heads, max_length, timesteps: of the model, as far as the checkpoint does not say them itself.
 
     Raises:
         CheckpointError: the checkpoint cannot be read or expressed, names or shapes do not fit, or the folder exists.
@@ -59,7 +57,9 @@ def import_checkpoint(source: Path, run: Path, given: Given) -> Converted:
     refuse_existing(run)
     found = legacy.read(source)
     with tempfile.TemporaryDirectory() as temporary:
-        config, parts = _described(found, given, Path(temporary))
+        config, parts = _described(
+            found, Path(temporary), like, tokenizer=tokenizer, heads=heads, max_length=max_length, timesteps=timesteps
+        )
         root = root_of(config, parts)
         for module in (root.model, root.objective):
             if isinstance(module, nn.Module):
@@ -69,21 +69,21 @@ def import_checkpoint(source: Path, run: Path, given: Given) -> Converted:
     return converted
 
 
-def _described(found: Legacy, given: Given, temporary: Path) -> tuple[dict[str, Any], Path]:
+def _described(found: legacy.Legacy, temporary: Path, like: Path | None, **given: Any) -> tuple[dict[str, Any], Path]:
     """Return the configuration of the new run, and the folder with its tokenizer and other parts."""
     own = found.file.parent
     key = formats.recognise(found.tensors)
-    described = given.like is not None or ((own / CONFIG).is_file() and (own / "tokenizer").is_dir())
+    described = like is not None or ((own / CONFIG).is_file() and (own / "tokenizer").is_dir())
     if described or key != "ddit":
         _refuse_unread(found.file, given)
-    if given.like is not None:
-        run = newest_run(given.like)
+    if like is not None:
+        run = newest_run(like)
         checkpoint = folder.find(run)
         return run_config(run, checkpoint), checkpoint
     if described:
         return run_config(own, own), own
     if key == "ddit":
-        return _ddit(found, given, temporary), temporary
+        return _ddit(found, temporary, **given), temporary
     raise CheckpointError(
         f"{found.file}: the names of its {len(found.tensors)} parameters have no known format "
         f"({formats.summary(found.tensors, most=4)}). Give a run with the same model by --like RUN; if its "
@@ -91,18 +91,16 @@ def _described(found: Legacy, given: Given, temporary: Path) -> tuple[dict[str, 
     )
 
 
-def _refuse_unread(file: Path, given: Given) -> None:
+def _refuse_unread(file: Path, given: Mapping[str, Any]) -> None:
     """Raise CheckpointError if an option is given that the description of the model replaces."""
-    options = {"--tokenizer": given.tokenizer, "--heads": given.heads, "--max-length": given.max_length,
-               "--timesteps": given.timesteps}  # fmt: skip
-    if unread := [option for option, value in options.items() if value is not None]:
+    if unread := [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]:
         raise CheckpointError(
             f"{file}: {', '.join(unread)} are read only for a checkpoint of the format ddit, without --like. "
             "Leave them out: the model and its tokenizer come from a run."
         )
 
 
-def _load(root: Any, found: Legacy, config: Mapping[str, Any]) -> Converted:
+def _load(root: Any, found: legacy.Legacy, config: Mapping[str, Any]) -> Converted:
     """Copy the converted weights into the root. An objective without any keeps its initial values."""
     targets = saved_tensors(root)
     shapes = {name.removeprefix("model."): value.shape for name, value in targets.items()}
@@ -120,7 +118,7 @@ def _load(root: Any, found: Legacy, config: Mapping[str, Any]) -> Converted:
 
 
 def _write(
-    run: Path, root: Any, found: Legacy, converted: Converted, config: dict[str, Any], parts: Path
+    run: Path, root: Any, found: legacy.Legacy, converted: Converted, config: dict[str, Any], parts: Path
 ) -> None:  # fmt: skip
     model, objective = kinds_of(config)
     shape, fingerprints = config["shape"], config["fingerprints"]
@@ -148,7 +146,10 @@ def _write(
 # -- the format ddit ---------------------------------------------------------------------------------------------------
 
 
-def _ddit(found: Legacy, given: Given, temporary: Path) -> dict[str, Any]:
+def _ddit(
+    found: legacy.Legacy, temporary: Path, *, tokenizer: str | None, heads: int | None, max_length: int | None,
+    timesteps: Timesteps | None,
+) -> dict[str, Any]:  # fmt: skip
     """Derive the configuration of a run from the shapes of its parameters and the settings beside them."""
     tensors, file = found.tensors, found.file.parent / "config.yaml"
     settings = read_yaml(file) if file.is_file() else {}
@@ -172,15 +173,15 @@ def _ddit(found: Legacy, given: Given, temporary: Path) -> dict[str, Any]:
     head_dim = head_dim_of(tensors)
     longest = cached.shape[1] if cached is not None and cached.ndim > 1 else None
     max_length = _count(
-        "--max-length", given.max_length, longest, inside.get("max_seq_len"), inside.get("length"), file=found.file
+        "--max-length", max_length, longest, inside.get("max_seq_len"), inside.get("length"), file=found.file
     )
     in_file = dim // head_dim if head_dim else None
-    heads = _count("--heads", given.heads, in_file, inside.get("n_heads"), file=found.file)
+    heads = _count("--heads", heads, in_file, inside.get("n_heads"), file=found.file)
     depth = 1 + max(int(hit[1]) for name in tensors if (hit := formats.matches("blocks.{n}.attn_qkv.weight", name)))
-    tokenizer = _tokenizer(found.file.parent, given.tokenizer, rows=rows, max_length=max_length)
-    tokenizer.save(temporary / "tokenizer")
+    words = _tokenizer(found.file.parent, tokenizer, rows=rows, max_length=max_length)
+    words.save(temporary / "tokenizer")
     options = {
-        **formats.DDIT.options, **_TIMESTEPS[_timesteps(found.file, given.timesteps, settings)],
+        **formats.DDIT.options, **_TIMESTEPS[_timesteps(found.file, timesteps, settings)],
         "dim": dim, "depth": depth, "heads": heads, "conditioning_dim": len(tensors["sigma_map.mlp.0.weight"]),
         "mlp_ratio": len(tensors["blocks.0.mlp.0.weight"]) / dim if "blocks.0.mlp.0.weight" in tensors else 4.0,
     }  # fmt: skip
@@ -189,11 +190,9 @@ def _ddit(found: Legacy, given: Given, temporary: Path) -> dict[str, Any]:
         objective = parse_kind(OBJECTIVES, {"kind": "text_diffusion", "length_weight": 0.0}, at="objective")
     except ConfigurationError as error:
         raise CheckpointError(f"{found.file}: its shapes belong to no model here: {error}") from None
-    shape = DataShape(
-        vocab_size=tokenizer.vocab_size, pad_id=tokenizer.pad_id, mask_id=tokenizer.mask_id, max_length=max_length
-    )
+    shape = DataShape(vocab_size=words.vocab_size, pad_id=words.pad_id, mask_id=words.mask_id, max_length=max_length)
     return {"model": to_dict(model), "objective": to_dict(objective), "shape": shape, "encoder": {},
-            "fingerprints": {"tokenizer": tokenizer.fingerprint}}  # fmt: skip
+            "fingerprints": {"tokenizer": words.fingerprint}}  # fmt: skip
 
 
 def _count(option: str, *values: Any, file: Path) -> int:

@@ -8,8 +8,6 @@ MLflow sorts the names of metrics and draws one section of charts for everything
 training log or of `metrics.json` therefore has the number of its group in its name (`name_of`).
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import logging
@@ -19,13 +17,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from mm_ldlm.core import TrackingError, mask, reason_of
 from mm_ldlm.core.files import recorded, refuse_other
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -69,7 +64,7 @@ class MlflowRun:
         self.uri, self.run_id = uri, run_id
 
     @functools.cached_property
-    def client(self) -> MlflowClient:
+    def client(self) -> Any:
         logging.getLogger("alembic").setLevel(logging.WARNING)  # silences one line per migration of a new database
         from mlflow import MlflowClient
 
@@ -156,6 +151,35 @@ class MlflowRun:
     def close(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED."""
         self.client.set_terminated(self.run_id, status=status)
+
+
+class MlflowSink:
+    """Sends the lines of the log of a training to an MLflow run, while it runs.
+
+    Lines that the store did not accept are kept and sent again after `PAUSE` seconds and at the end, so that a server
+    that was away for a while misses none.
+    """
+
+    PAUSE = 60.0
+    KEPT = 100_000
+
+    def __init__(self, run: MlflowRun) -> None:
+        self._run, self._waiting, self._resting_until = run, list[dict[str, Any]](), -math.inf
+
+    def __call__(self, lines: Sequence[dict[str, Any]]) -> None:
+        self._waiting = [*self._waiting, *lines][-self.KEPT :]
+        if not self._waiting or (lines and time.monotonic() < self._resting_until):
+            return
+        try:
+            self._run.add_lines(self._waiting)
+        except Exception as error:  # requests, SQLAlchemy and MLflow have classes of their own
+            if not lines:
+                log.warning("MLflow lacks the last %d lines of the log file, which is complete", len(self._waiting))
+            elif self._resting_until == -math.inf:
+                log.warning("MLflow does not answer (%s); the run goes on, and its log is sent later", reason_of(error))
+            self._resting_until = time.monotonic() + self.PAUSE
+        else:
+            self._waiting, self._resting_until = [], -math.inf
 
 
 def metrics_of(uri: str, run_id: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import re
 
-from mm_ldlm.core import InvalidValue, config, mask
+from mm_ldlm.core import config, mask, refuse_if
 
 _URI = re.compile(
     r"^((sqlite|https?|file|databricks|uc|(mysql|postgresql|mssql)(\+[a-z0-9]+)?):/{2,3}\S+|databricks|[\w./-]+)$"
@@ -31,10 +31,10 @@ class TrackingConfig:
 
     def __post_init__(self) -> None:
         # The refusal does not repeat the address: what is no address may be a password.
-        if not _URI.match(self.uri) or re.search("@|%40", self.uri) or mask(self.uri) != self.uri:
-            raise InvalidValue(
-                "expected the address of an MLflow server or database (sqlite:///FILE, http://HOST:PORT, …) without "
-                "user, password or token, because it is stored with every run, found another text. Set "
-                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment",
-                "uri",
-            )
+        refuse_if(
+            not _URI.match(self.uri) or re.search("@|%40", self.uri) or mask(self.uri) != self.uri,
+            "expected the address of an MLflow server or database (sqlite:///FILE, http://HOST:PORT, …) without "
+            "user, password or token, because it is stored with every run, found another text. Set "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment",
+            "uri",
+        )

@@ -22,11 +22,11 @@ from mm_ldlm.extras.mlflow.client import (
     METRICS,
     MOST_HEADLINES,
     MlflowRun,
+    MlflowSink,
     metrics_of,
     open_somewhere,
     within,
 )
-from mm_ldlm.extras.mlflow.curves import MlflowSink
 from mm_ldlm.pipelines import executed_by, name_of
 from mm_ldlm.training.checkpoints.reference import run_folder
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
     from kedro.io import CatalogProtocol
     from kedro.pipeline import Pipeline
-    from kedro.pipeline.node import Node
 
     from mm_ldlm.app.progress import Follower
     from mm_ldlm.data.dataset import Dataset
@@ -58,11 +57,6 @@ class TrackingHooks:
         self._project, self._runs = Path(), Path()
         self._run: MlflowRun | None = None
         self._follower: Follower | None = None
-        self._pipelines, self._command = "", ""
-        self._name: str | None = None  # of the MLflow run, unless the user chose it
-        self._recorded: set[str] = set()
-        self._facts: dict[str, str] = {}
-        self._headline: dict[str, float] = {}
         # Ctrl-C and SystemExit do not reach `on_pipeline_error`: Kedro calls it for `Exception` only.
         atexit.register(self._close, "KILLED")
 
@@ -82,9 +76,9 @@ class TrackingHooks:
         if not hosts().is_first:
             return
         tracking, environment = catalog.load("params:tracking"), run_params.get("env") or "local"
-        self._recorded, self._facts, self._headline = set(), {}, {}
+        self._recorded, self._facts, self._headline = set[str](), dict[str, str](), dict[str, float]()
         self._pipelines = name_of(executed_by(pipeline))
-        self._name = None if tracking.run_name else f"{self._pipelines}@{environment}"
+        self._name = None if tracking.run_name else f"{self._pipelines}@{environment}"  # unless the user chose it
         program = Path(sys.argv[0])
         begin = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
         self._command = self._clean(f"{begin} {shlex.join(sys.argv[1:])}")
@@ -122,7 +116,7 @@ class TrackingHooks:
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     @hook_impl
-    def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
+    def before_node_run(self, inputs: dict[str, Any]) -> None:
         """Send the log of a training while the node runs."""
         if self._run is not None and {"training_spec", "runs"} <= inputs.keys():
             from mm_ldlm.app.progress import follower_of
@@ -131,7 +125,7 @@ class TrackingHooks:
             self._follower = follower_of(inputs, MlflowSink(self._run))
 
     @hook_impl
-    def after_node_run(self, node: Node) -> None:
+    def after_node_run(self) -> None:
         self._unfollow()
 
     def _unfollow(self) -> None:
@@ -145,27 +139,24 @@ class TrackingHooks:
     def after_dataset_loaded(self, dataset_name: str, data: Any) -> None:
         if dataset_name == "runs":
             self._runs = data
-        self._record(dataset_name, data)
+        self.after_dataset_saved(dataset_name, data)
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
-        self._record(dataset_name, data)
-
-    def _record(self, name: str, data: Any) -> None:
         """Record what a node has loaded or saved, once."""
-        if self._run is None or name in self._recorded:
+        if self._run is None or dataset_name in self._recorded:
             return
-        if name in PAGES:
-            self._send("add_text", data, PAGES[name])
-        elif name == "metrics":
+        if dataset_name in PAGES:
+            self._send("add_text", data, PAGES[dataset_name])
+        elif dataset_name == "metrics":
             self._record_metrics(data)
-        elif name == "run":
+        elif dataset_name == "run":
             self._record_run(data)
-        elif name == "dataset" and hasattr(data, "fingerprints"):  # a node saves a mapping of stores instead
+        elif dataset_name == "dataset" and hasattr(data, "fingerprints"):  # a node saves a mapping of stores instead
             self._record_dataset(data)
         else:
             return
-        self._recorded.add(name)
+        self._recorded.add(dataset_name)
 
     def _record_metrics(self, metrics: Mapping[str, Any]) -> None:
         from mm_ldlm.evaluation.suites import most_important

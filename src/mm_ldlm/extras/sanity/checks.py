@@ -148,8 +148,7 @@ def in_place(run: Run, batch: Batch) -> Check:
         fault = (
             "returns NaN in its backward pass" if "nan values" in str(error) else "changes a tensor that backward needs"
         )
-        remedy = f"the operation named above {fault}"
-        return Check("in place", str(error).splitlines()[0], remedy)
+        return Check("in place", str(error).splitlines()[0], f"the operation named above {fault}")
     finally:
         run.learner.optimization.drop_gradients()
     return Check("in place", "nothing that the backward pass needs is overwritten")
@@ -208,8 +207,7 @@ def _batch(run: Run, count: int) -> Batch:
     lengths, longest = run.loader.plan.lengths[:count], run.loader.plan.max_length
     length = min(-(-int(lengths.max()) // 8) * 8, longest)
     planned = Planned(0, 0, np.arange(len(lengths)), length, len(lengths), int(lengths.sum()))
-    micros = run.loader.make(planned)
-    return micros[0].to(run.process.device)
+    return run.loader.make(planned)[0].to(run.process.device)
 
 
 def _listed(name: str, everyone: Collection[str], faulty: list[str], fault: str, remedy: str) -> Check:

@@ -1,7 +1,5 @@
 """`sts`: score STS sets on a finished run, in a file next to the scores of the evaluation."""
 
-from __future__ import annotations
-
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def score_sts(model: MMLDLM, dataset: Dataset, evaluation: EvaluationConfig, seed: int) -> dict[str, Any]:
+def score_sts(model: "MMLDLM", dataset: "Dataset", evaluation: "EvaluationConfig", seed: int) -> dict[str, Any]:
     """Score every set of `evaluation.sts`, with a line of the log for each."""
     from mm_ldlm.evaluation.suites.base import Evaluation, score
     from mm_ldlm.evaluation.suites.sts import Sts

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core import InvalidValue, Layers, Size, config
+from mm_ldlm.core import Layers, Size, config, refuse_if
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.embeddings import TokenTable
 from mm_ldlm.models.layers import EPSILON, Attention, Linear, key_mask
@@ -27,10 +27,12 @@ class ImportanceConfig:
     heads: Size = 4
 
     def __post_init__(self) -> None:
-        if self.dim % self.heads:
-            raise InvalidValue(
-                f"dim must be divisible by heads, found dim {self.dim} and {self.heads} heads", "dim", "heads"
-            )
+        refuse_if(
+            self.dim % self.heads,
+            f"dim must be divisible by heads, found dim {self.dim} and {self.heads} heads",
+            "dim",
+            "heads",
+        )
 
 
 class ImportanceBlock(nn.Module):

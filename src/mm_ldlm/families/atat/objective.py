@@ -8,8 +8,6 @@ counts. Validation and evaluation mask uniformly: their loss is the NELBO of abs
 B examples, L positions, V ids.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -17,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core import Fraction, InvalidValue, NonNegativeInt, PositiveFloat, config
+from mm_ldlm.core import Fraction, NonNegativeInt, PositiveFloat, config, refuse_if
 from mm_ldlm.diffusion.masked import Absorbing, AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.atat.curriculum import Curriculum, CurriculumConfig, factors, plateau_after, plateau_start
@@ -67,18 +65,18 @@ class AdaptiveMaskingConfig(TextDiffusionConfig):
     curriculum: CurriculumConfig | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.process, AbsorbingConfig):
-            raise InvalidValue(
-                "process must be 'absorbing', whose loss can be weighted by the mask probability of each token, found "
-                f"'{self.process.kind}'",
-                "process.kind",
-            )
-        if self.process.loss_weighting != "elbo":
-            raise InvalidValue(
-                "process.loss_weighting must be 'elbo': adaptive masking weights the loss by the mask probability of "
-                f"each token, found {self.process.loss_weighting!r}",
-                "process.loss_weighting",
-            )
+        refuse_if(
+            not isinstance(self.process, AbsorbingConfig),
+            "process must be 'absorbing', whose loss can be weighted by the mask probability of each token, found "
+            f"'{self.process.kind}'",
+            "process.kind",
+        )
+        refuse_if(
+            self.process.loss_weighting != "elbo",
+            "process.loss_weighting must be 'elbo': adaptive masking weights the loss by the mask probability of "
+            f"each token, found {self.process.loss_weighting!r}",
+            "process.loss_weighting",
+        )
 
     @property
     def learns(self) -> bool:
@@ -89,7 +87,7 @@ class AdaptiveMaskingConfig(TextDiffusionConfig):
     def identity(self) -> dict[str, Any]:
         return {**super().identity, "importance": self.importance}
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> AdaptiveMasking:
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "AdaptiveMasking":
         return AdaptiveMasking(self, shape, fixed_shapes=fixed_shapes)
 
 
@@ -122,7 +120,7 @@ class AdaptiveMasking(TextDiffusion):
                 self.register_buffer("plateau_4", plateau_start())
         self._collapsed = False
 
-    def generative_model(self, model: nn.Module) -> AdaptiveGeneration:
+    def generative_model(self, model: nn.Module) -> "AdaptiveGeneration":
         return AdaptiveGeneration(model, self.shape, self.process, self.config, objective=self)
 
     # -- importance ---------------------------------------------------------------------------------------------------
@@ -142,12 +140,12 @@ class AdaptiveMasking(TextDiffusion):
         mode = self.config.importance
         if mode == "none":
             return torch.full(tokens_BL.shape, CONSTANT, device=tokens_BL.device)
-        prior_BL = None if mode == "learned_only" else self.prior_V[tokens_BL]
         if self.estimator is None:
-            assert prior_BL is not None
-            return prior_BL
-        learned_BL: Tensor = self.estimator(tokens_BL, valid_BL)
-        return learned_BL if prior_BL is None else LEARNED * learned_BL + (1 - LEARNED) * prior_BL
+            return self.prior_V[tokens_BL]
+        learned_BL = self.estimator(tokens_BL, valid_BL)
+        if mode == "learned_only":
+            return learned_BL
+        return LEARNED * learned_BL + (1 - LEARNED) * self.prior_V[tokens_BL]
 
     # -- losses -------------------------------------------------------------------------------------------------------
 

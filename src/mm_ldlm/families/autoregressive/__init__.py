@@ -3,5 +3,5 @@
 COMPONENTS: dict[str, dict[str, str]] = {
     "objectives": {"autoregressive": "mm_ldlm.families.autoregressive.objective:AutoregressiveConfig"},
     "models": {"causal": "mm_ldlm.families.autoregressive.model:CausalConfig"},
-    "text_samplers": {"autoregressive": "mm_ldlm.families.autoregressive.sampler:AutoregressiveSampler"},
+    "text_samplers": {"autoregressive": "mm_ldlm.families.autoregressive.objective:AutoregressiveSampler"},
 }

@@ -6,9 +6,7 @@ B batch, L text length, P = L + 1 positions (<begin>, then the text), M chosen p
 E dim of a head, T positions in the cache.
 """
 
-from __future__ import annotations
-
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +29,28 @@ from mm_ldlm.models.layers import (
 from mm_ldlm.models.parts import tag
 
 
+@runtime_checkable
 class NextTokenModel(Protocol):
-    """Model that predicts each token from the tokens before it, in parallel or step by step."""
+    """Model that predicts each token from the tokens before it, in parallel or, for the sampler, step by step.
+
+    Attributes:
+        begin_id: the input that precedes the first token.
+        end_id: the column of the logits that ends a text.
+        pad_id: fills the canvas after the end of a text.
+    """
+
+    begin_id: int
+    end_id: int
+    pad_id: int
 
     def __call__(self, tokens_BL: Tensor, *, logits_at: Tensor | None = None) -> Tensor:
-        """See `CausalTransformer.forward`; `start` and `step` are the sampler's."""
+        """See `CausalTransformer.forward`."""
+
+    def start(self) -> Any:
+        """Make an empty cache. Its method `keep(mask_B)` drops texts from the batch."""
+
+    def step(self, cache: Any, token_B: Tensor) -> Tensor:
+        """Compute logits (B, V + 1) of the next token, as a new tensor in each call: the sampler writes into it."""
 
 
 @config
@@ -47,7 +62,7 @@ class CausalConfig(TransformerOptions):
 
     def build(
         self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None
-    ) -> CausalTransformer:
+    ) -> "CausalTransformer":
         """Build the model on the CPU in float32; see `models.base.ModelConfig.build`."""
         return build_on_meta(lambda: CausalTransformer(self, shape), generator)
 

@@ -1,30 +1,111 @@
-"""Autoregressive objective (next-token prediction) with the exact likelihood.
+"""Autoregressive objective (next-token prediction) with the exact likelihood, and its sampler.
 
-−log p(text) = −Σ_l log p(x_l | x_<l), including the end token.
+−log p(text) = −Σ_l log p(x_l | x_<l), including the end token. The sampler draws each token given the tokens before it,
+until the end token.
 
-B examples, L positions, P = L + 1 predictions (the tokens and the end token), M of them scored, V vocabulary.
+B examples, L positions, P = L + 1 predictions (the tokens and the end token), M of them scored, A texts that have not
+ended, V vocabulary.
 """
 
-from __future__ import annotations
-
+import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core import NonNegativeFloat, config
-from mm_ldlm.diffusion.distributions import TokenLoss, token_loss
-from mm_ldlm.diffusion.process import Likelihood
+from mm_ldlm.core import NonNegativeFloat, PositiveInt, SamplingError, config
+from mm_ldlm.diffusion.distributions import TokenLosses, normalise_, token_loss
+from mm_ldlm.diffusion.process import Likelihood, TextProcessConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.autoregressive.model import NextTokenModel
-from mm_ldlm.families.autoregressive.sampler import AutoregressiveSampler
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, Objective, ObjectiveConfig, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
+from mm_ldlm.sampling.base import Overridable, TopP, require_fit, unfit
 from mm_ldlm.sampling.denoising import Canvas, TextSample
+from mm_ldlm.sampling.limits import Temperature
+from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
+
+
+@config
+class AutoregressiveSampler(Overridable):
+    """Text sampler `autoregressive`: draws tokens from left to right, one step for each token.
+
+    Attributes:
+        temperature: 0 takes the most probable token (greedy decoding).
+        top_k: draw from the k most probable tokens only, which can include the end token.
+        top_p: draw from the smallest set of tokens whose probability reaches p (nucleus sampling, arXiv:1904.09751).
+    """
+
+    kind: str = "autoregressive"
+    temperature: Temperature = 1.0
+    top_k: PositiveInt | None = None
+    top_p: TopP | None = None
+
+    exceeds_window: ClassVar[bool] = False
+
+    def refusal(self, process: TextProcessConfig | None) -> str | None:
+        """See `sampling.base.TextSampler.refusal`. No diffusion model fits."""
+        needs = "a model that predicts the next token"
+        return None if process is None else unfit(self.kind, needs, process, instead="'confidence' or 'ancestral'")
+
+    def sample(self, canvas: Canvas) -> TextSample:
+        """Write texts of at most L tokens. See `sampling.base.TextSampler.sample`.
+
+        Raises:
+            SamplingError: the model is not autoregressive, or the canvas contains given tokens.
+        """
+        require_fit(self, canvas)
+        if not isinstance(canvas.denoise, NextTokenModel):
+            raise SamplingError(unfit(self.kind, "a model that predicts the next token", None))
+        if canvas.open is not None and not bool(canvas.open.all()):
+            raise SamplingError(
+                f"sampler 'autoregressive' writes whole texts, found {int((~canvas.open).sum())} given tokens. Choose "
+                "a run that can infill."
+            )
+        draw = Draw(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+        return autoregressive(canvas.denoise, canvas.tokens, generator=canvas.generator, draw=draw)
+
+
+def autoregressive(model: NextTokenModel, canvas_BL: Tensor, *, generator: RowGenerator, draw: Draw) -> TextSample:
+    """Draw a text for each row of `generator`, token by token; a text that has ended leaves the batch.
+
+    A text that reaches the L positions of the canvas stops there without an end token. The numbers drawn for a text
+    depend only on its row of `generator` and on the position.
+
+    Returns:
+        Tokens (B, L), padded. `steps` is the position of each token, and −1 at pads. `calls_per_row` counts the model
+        calls in which the text took part, including that of its end token.
+    """
+    sample = TextSample.start(torch.full_like(canvas_BL, model.pad_id))
+    rows_A = torch.arange(len(generator), device=generator.device)
+    token_A, cache = torch.full_like(rows_A, model.begin_id), model.start()
+    for position in range(canvas_BL.shape[1]):
+        log_probs_AV = normalise_(model.step(cache, token_A).float())
+        sample = sample.called(rows_A)
+        u_A = generator.fork(position).uniform(dtype=torch.float64)[rows_A]
+        token_A = draw_tokens(log_probs_AV, u_A, draw)
+        log_prob_A = log_probs_AV.gather(1, token_A[:, None])[:, 0]
+        growing_A = token_A != model.end_id
+        if not bool(growing_A.all()):
+            cache.keep(growing_A)
+            rows_A, token_A, log_prob_A = rows_A[growing_A], token_A[growing_A], log_prob_A[growing_A]
+            if rows_A.numel() == 0:
+                break
+        at = (rows_A, torch.full_like(rows_A, position))
+        sample = dataclasses.replace(
+            sample,
+            tokens=sample.tokens.index_put(at, token_A),
+            log_probs=sample.log_probs.index_put(at, log_prob_A),
+            steps=sample.steps.index_put(at, at[1]),
+        )
+    return sample
+
+
+# -- objective ---------------------------------------------------------------------------------------------------------
 
 
 @config
@@ -45,7 +126,7 @@ class AutoregressiveConfig(ObjectiveConfig):
             uses=frozenset({"unconditional", "score"}), likelihood="exact", trained_as="objective autoregressive"
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> Autoregressive:
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "Autoregressive":
         return Autoregressive(self, shape, fixed_shapes=fixed_shapes)
 
 
@@ -65,7 +146,7 @@ class Autoregressive(Objective):
         """Return log of the number of words and the end token: the model starts at the uniform distribution."""
         return {"text_nll": math.log(len(self.shape.word_ids) + 1)}
 
-    def generative_model(self, model: nn.Module) -> AutoregressiveGeneration:
+    def generative_model(self, model: nn.Module) -> "AutoregressiveGeneration":
         return AutoregressiveGeneration(model, self.shape)
 
     def forward(self, model: Any, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
@@ -82,14 +163,6 @@ class Autoregressive(Objective):
         return losses
 
 
-def nll(model: nn.Module, tokens_BL: Tensor, valid_BL: Tensor, *, shape: DataShape) -> Tensor:
-    """Compute −log p of each text with its end token, (B,) float64 in nats; 0 for a row that is only padding."""
-    found, _, _ = _predictions(model, tokens_BL, valid_BL, shape, dense=False)
-    scored_BP = _scored(valid_BL)
-    nll_BP = torch.zeros(scored_BP.shape, dtype=torch.float64, device=tokens_BL.device)
-    return nll_BP.masked_scatter(scored_BP, found.nll_M.double()).sum(1)
-
-
 def _scored(valid_BL: Tensor) -> Tensor:
     """Select the predictions (B, P) that are scored: every token and the end token; none in an empty row.
 
@@ -100,7 +173,7 @@ def _scored(valid_BL: Tensor) -> Tensor:
 
 def _predictions(
     model: nn.Module, tokens_BL: Tensor, valid_BL: Tensor, shape: DataShape, *, dense: bool
-) -> tuple[TokenLoss, Tensor, Tensor]:
+) -> tuple[TokenLosses, Tensor, Tensor]:
     """Compute the cross-entropy of the predictions; return it with the mask of the scored ones and the targets.
 
     The tensors cover the M scored predictions, or all B·P predictions if `dense`.
@@ -140,6 +213,10 @@ class AutoregressiveGeneration(GenerativeModel):
     def likelihood(
         self, tokens_BL: Tensor, *, latents_Bd: Tensor | None, draws: int, generator: RowGenerator
     ) -> Likelihood:
-        """Compute the exact negative log-likelihood, returned as one draw (K = 1) for any value of `draws`."""
+        """Compute the exact −log p of each text with its end token, float64, as one draw (K = 1); 0 for a row that is
+        only padding."""
         valid_BL = tokens_BL != self.shape.pad_id
-        return Likelihood(nll(self.model, tokens_BL, valid_BL, shape=self.shape)[None])
+        found, _, _ = _predictions(self.model, tokens_BL, valid_BL, self.shape, dense=False)
+        scored_BP = _scored(valid_BL)
+        nll_BP = torch.zeros(scored_BP.shape, dtype=torch.float64, device=tokens_BL.device)
+        return Likelihood(nll_BP.masked_scatter(scored_BP, found.nll_M.double()).sum(1)[None])

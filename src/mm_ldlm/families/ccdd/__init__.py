@@ -3,7 +3,7 @@
 COMPONENTS: dict[str, dict[str, str]] = {
     "objectives": {"ccdd": "mm_ldlm.families.ccdd.objective:CcddObjectiveConfig"},
     "models": {"ccdd": "mm_ldlm.families.ccdd.model:CcddConfig"},
-    "text_samplers": {"joint_states": "mm_ldlm.families.ccdd.sampler:JointStatesConfig"},
+    "text_samplers": {"joint_states": "mm_ldlm.families.ccdd.objective:JointStatesConfig"},
     "features": {"token_states": "mm_ldlm.families.ccdd.token_states:TokenStates"},
     "sections": {"ccdd": "mm_ldlm.families.ccdd.token_states:CcddSection"},
 }

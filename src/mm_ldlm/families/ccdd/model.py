@@ -7,8 +7,6 @@ B batch, L text length, M chosen positions, V vocabulary, D dim, C conditioning 
 N longest length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -19,8 +17,7 @@ from torch.nn import functional as F
 from mm_ldlm.core import config
 from mm_ldlm.models.base import DataShape, build_on_meta
 from mm_ldlm.models.dit import DiTOptions, TextTransformer
-from mm_ldlm.models.embeddings import TIME_FEATURES, Conditioner, NullEmbedding
-from mm_ldlm.models.heads import LengthPrior, Modulated
+from mm_ldlm.models.embeddings import TIME_FEATURES, Conditioner, LengthPrior, Modulated, NullEmbedding
 from mm_ldlm.models.layers import Linear, key_mask
 from mm_ldlm.models.parts import tag
 
@@ -53,7 +50,7 @@ class CcddConfig(DiTOptions):
     interface: ClassVar[type] = TextAndStatesModel
     kind: str = "ccdd"
 
-    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> Ccdd:
+    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> "Ccdd":
         """Build the model on the CPU in float32; see `models.base.ModelConfig.build`.
 
         Raises:
@@ -103,9 +100,7 @@ class Ccdd(TextTransformer):
         states_BLD = self.state_encoder(z_BLd).float()
         x_BLD = self.hidden(tokens_BL, mask=key_mask(valid_BL), c_BC=c_BC, added_BLD=states_BLD)
         logits = self.head(x_BLD, c_BC=c_BC, logits_at=logits_at) if "text" in heads else None
-        found_BLd: Tensor | None = None
-        if "state" in heads:
-            found_BLd = self.state_head(x_BLD, F.silu(c_BC))
+        found_BLd = self.state_head(x_BLD, F.silu(c_BC)) if "state" in heads else None
         return Output(logits, found_BLd, self.length_logits())
 
     def length_logits(self) -> Tensor:

@@ -5,26 +5,25 @@ q(z_t given z_0). The model predicts the tokens and the clean states from both. 
 vector replaces every state, so that the model is also a text-only diffusion model: for guidance, and for a likelihood
 bound of the text alone (`CcddGeneration.text_denoiser`).
 
+The joint sampler takes ancestral steps in the tokens and DDIM steps in the states, at the same times and with one model
+call per step. Guidance compares the prediction given the states with the one whose states are dropped.
+
 B examples, L positions, M scored positions, V vocabulary, d state dimension.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core import PositiveFloat, SamplingError, bounded, config
+from mm_ldlm.core import Fraction, PositiveFloat, SamplingError, bounded, config
 from mm_ldlm.diffusion import gaussian
-from mm_ldlm.diffusion.min_snr import loss_weight
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES
-from mm_ldlm.diffusion.schedules import CosineLatents, GaussianSchedule, Scales
+from mm_ldlm.diffusion.schedules import GAUSSIAN_SCHEDULES, CosineLatents, GaussianSchedule, Scales
 from mm_ldlm.families.ccdd.model import TextAndStatesModel
-from mm_ldlm.families.ccdd.sampler import StatesDenoiser
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import CONDITION_DROPOUT, Batch, Losses, dropped, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
@@ -32,7 +31,81 @@ from mm_ldlm.objectives.gaussian_modality import value_times
 from mm_ldlm.objectives.generation import DenoiserGeneration
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
 from mm_ldlm.objectives.text_loss import by_time, corrupt, length_loss, text_losses
+from mm_ldlm.sampling.base import DiffusionSampler, unfit
+from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample
+from mm_ldlm.sampling.gaussian import DdimConfig
+from mm_ldlm.sampling.guidance import guide_prediction, no_condition
+from mm_ldlm.sampling.joint import JointDenoiser, together
 from mm_ldlm.sampling.registry import text_sampler
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StatesDenoiser(TextDenoiser):
+    """Denoiser of texts and of one continuous state per token, of `dim` dimensions."""
+
+    predict: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """(tokens_BL, t_text_B, states_BLd, t_state_B, scored_BL) → (logits_MV, clean states (B, L, d))."""
+    dim: int
+    schedule: GaussianSchedule
+    dropped: bool
+    """Whether `logits`, which are those with dropped states, were trained, as guidance needs"""
+
+
+@config
+class JointStatesConfig(DiffusionSampler):
+    """Joint sampler of tokens and their states, for runs of the objective `ccdd`.
+
+    Given tokens do not change; the states of all positions start from noise.
+
+    Attributes:
+        eta: of the DDIM steps of the states; 0 is deterministic, 1 has DDPM's variance.
+    """
+
+    kind: str = "joint_states"
+    eta: Fraction = 0.0
+
+    denoises: ClassVar[str | None] = "token_states"
+
+    def write(self, canvas: Canvas) -> TextSample:
+        """Write a canvas.
+
+        Raises:
+            SamplingError: the model has no states, or guidance is requested and training never dropped them.
+        """
+        denoise = canvas.denoise
+        if not isinstance(denoise, StatesDenoiser):
+            raise SamplingError(unfit(self.kind, f"a model of the field '{self.denoises}'", canvas.diffusion.traits))
+        if self.guidance != 1.0 and not denoise.dropped:
+            raise no_condition(self.guidance)
+        B, L = canvas.tokens.shape
+
+        def predict(
+            noisy_BL: Tensor, t_B: Tensor, z_Bn: Tensor, t_state_B: Tensor, scored_BL: Tensor, previous: Tensor | None
+        ) -> tuple[Tensor, Tensor]:
+            logits_MV, found_BLd = denoise.predict(noisy_BL, t_B, z_Bn.view(B, L, denoise.dim), t_state_B, scored_BL)
+            if self.guidance != 1.0:
+                every_B = torch.arange(B, device=noisy_BL.device)
+                dropped_MV = denoise.logits(noisy_BL, t_B, every_B, scored_BL)
+                # γ·log p_cond + (1−γ)·log p_uncond up to a constant, because the process normalises over the tokens
+                # that are possible. Scores are guided in the same way, and have no constant to leave out.
+                logits_MV = guide_prediction(logits_MV.float(), dropped_MV.float(), scale=self.guidance)
+            return logits_MV, found_BLd.flatten(1)
+
+        joint = JointDenoiser(predict=predict, schedule=denoise.schedule, parameterisation="x0")
+        # The numbers of the counter-based generator at one position do not depend on L, so that the states of a text do
+        # not depend on the padding of its batch.
+        text, _ = together(
+            dataclasses.replace(canvas, denoise=joint), dim=L * denoise.dim, draw=self.draw,
+            latent=DdimConfig(steps=self.steps, eta=self.eta),
+        )  # fmt: skip
+        price = 1 if self.guidance == 1.0 else 2
+        return dataclasses.replace(
+            text, calls_per_row=price * text.calls_per_row, model_calls=price * text.model_calls
+        )  # fmt: skip
+
+
+# -- objective ---------------------------------------------------------------------------------------------------------
+
 
 T_MIN = 1e-3
 """Smallest timestep of states with a timestep of their own."""
@@ -84,7 +157,7 @@ class CcddObjectiveConfig(TextDiffusionConfig):
             f"condition_dropout {self.condition_dropout}",
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> CcddObjective:
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "CcddObjective":
         return CcddObjective(self, shape, fixed_shapes=fixed_shapes, **stores)
 
 
@@ -102,7 +175,7 @@ class CcddObjective(TextDiffusion):
         self.weights["state_loss"] = config.state_weight
         self.units["state_loss"] = "tokens"
 
-    def generative_model(self, model: nn.Module) -> CcddGeneration:
+    def generative_model(self, model: nn.Module) -> "CcddGeneration":
         return CcddGeneration(model, self.shape, self.process, self.config, schedule=self.schedule)
 
     def forward(self, model: Any, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
@@ -132,7 +205,7 @@ class CcddObjective(TextDiffusion):
         self, found_BLd: Tensor, z0_BLd: Tensor, scales: Scales, t_B: Tensor, batch: Batch, dropped_B: Tensor
     ) -> Losses:
         """Sum over tokens w(SNR) · the mean over d of the squared error; texts whose states are dropped have none."""
-        w_B = loss_weight(self.config.state_loss, scales.snr_B.float(), parameterisation="x0")
+        w_B = gaussian.loss_weight(self.config.state_loss, scales.snr_B.float(), parameterisation="x0")
         chosen_BL = batch.valid_BL & ~dropped_B[:, None]
         error_BL = torch.where(chosen_BL, (found_BLd - z0_BLd).square().mean(2), 0.0)
         losses: Losses = {"state_loss": ((w_B[:, None] * error_BL).sum(), batch.valid_BL.sum())}

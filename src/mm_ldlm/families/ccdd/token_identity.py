@@ -60,8 +60,7 @@ class Classifier:
         """Compute log p(state | token) (n, V), up to a constant of each row."""
         precision_d = 1 / (signal**2 * self.variance_d + noise**2)
         mean_Vd = signal * self.mean_Vd
-        found: Floats = (noised_nd @ self.axes_dd * precision_d) @ mean_Vd.T
-        return found - 0.5 * (mean_Vd**2 @ precision_d)
+        return (noised_nd @ self.axes_dd * precision_d) @ mean_Vd.T - 0.5 * (mean_Vd**2 @ precision_d)
 
 
 def identity_bits(
@@ -108,8 +107,7 @@ def measure(
     states_nd, ids_n = _draw(dataset, split, tokens, seed)
     found = {}
     for t in times:
-        at = torch.tensor(t, dtype=torch.float64)
-        signal, noise = (scale.item() for scale in schedule.scales(at))
+        signal, noise = (scale.item() for scale in schedule.scales(torch.tensor(t, dtype=torch.float64)))
         found[t] = identity_bits(classifier, states_nd, ids_n, signal=signal, noise=noise, seed=seed)
     return found
 

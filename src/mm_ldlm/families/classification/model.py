@@ -3,8 +3,6 @@
 B batch, d latent dimension, D dimension of the features, K classes.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Protocol
 
 import torch
@@ -12,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mm_ldlm.core import Fraction, LayersOrNone, Ratio, Size, config
-from mm_ldlm.models.base import DataShape, build_on_meta
-from mm_ldlm.models.interfaces import FeatureModel
+from mm_ldlm.models.base import DataShape, FeatureModel, build_on_meta
 from mm_ldlm.models.layers import EPSILON, Linear
 from mm_ldlm.models.parts import tag
 
@@ -44,7 +41,9 @@ class LatentMLPConfig:
     def stores(self) -> tuple[str, ...]:
         return ()
 
-    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> LatentMLP:
+    def build(
+        self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None
+    ) -> "LatentMLP":
         """Build the model on the CPU in float32; see `models.base.ModelConfig.build`."""
         shape.require("latents", kind=self.kind)
         return build_on_meta(lambda: LatentMLP(self, shape), generator)
@@ -65,7 +64,7 @@ class LatentBlock(nn.Module):
 
 
 class LatentMLP(nn.Module):
-    """Features (B, D) of latents (B, d); `models.interfaces.FeatureModel`."""
+    """Features (B, D) of latents (B, d); `models.base.FeatureModel`."""
 
     feature_parts = frozenset({"backbone"})
 
@@ -88,8 +87,7 @@ class LatentMLP(nn.Module):
         return F.layer_norm(x_BD, x_BD.shape[-1:], eps=EPSILON)
 
     def features(self, inputs: Tensor, *, valid_BL: Tensor | None = None) -> Tensor:
-        features_BD: Tensor = self(inputs)
-        return features_BD
+        return self(inputs)
 
 
 # -- heads -------------------------------------------------------------------------------------------------------------
@@ -130,5 +128,4 @@ class ComparisonHead(nn.Module):
         return torch.stack([first_B, -first_B, similar_B], dim=1)
 
     def _scores(self, one_BD: Tensor, other_BD: Tensor) -> Tensor:
-        scores_B2: Tensor = self.outer(F.gelu(self.inner(torch.cat([one_BD, other_BD], dim=1))))
-        return scores_B2.float()
+        return self.outer(F.gelu(self.inner(torch.cat([one_BD, other_BD], dim=1)))).float()

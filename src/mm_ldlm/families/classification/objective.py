@@ -8,8 +8,6 @@ exchanged exactly. The loss has label smoothing (arXiv:1512.00567, section 7).
 B examples, L positions, D dimension of the features, K classes.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from typing import Any, ClassVar, Literal
@@ -18,11 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core import ConfigurationError, Fraction, InvalidValue, Size, config
+from mm_ldlm.core import ConfigurationError, Fraction, Size, config, refuse_if
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.classification.model import ClassHead, ComparisonHead, LatentFeatures
-from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.interfaces import TextAndLatentModel, TextModel
+from mm_ldlm.models.base import DataShape, TextAndLatentModel, TextModel
 from mm_ldlm.models.parts import tag, tagged_parameters
 from mm_ldlm.objectives.base import Batch, Losses, Objective, ObjectiveConfig, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
@@ -72,7 +69,7 @@ class HeadObjective(Objective):
         """Return log K, because the head starts at 0."""
         return {"class_loss": math.log(len(self.classes))}
 
-    def generative_model(self, model: nn.Module) -> Classifier:
+    def generative_model(self, model: nn.Module) -> "Classifier":
         return Classifier(model, self.shape, self)
 
     def forward(self, model: nn.Module, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
@@ -92,8 +89,7 @@ class HeadObjective(Objective):
     def text_features(self, model: Any, tokens_BL: Tensor) -> Tensor:
         """Compute the features of clean texts; without a gradient if the trunk is frozen."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen_trunk):
-            features_BD: Tensor = model.features(tokens_BL, valid_BL=tokens_BL != self.shape.pad_id)
-        return features_BD
+            return model.features(tokens_BL, valid_BL=tokens_BL != self.shape.pad_id)
 
 
 class Classification(HeadObjective):
@@ -111,8 +107,7 @@ class Classification(HeadObjective):
 
     def logits(self, model: Any, *inputs: Tensor) -> Tensor:
         features_BD = model(*inputs) if self.classifies == "latents" else self.text_features(model, *inputs)
-        logits_BK: Tensor = self.head(features_BD)
-        return logits_BK
+        return self.head(features_BD)
 
 
 class Classifier(GenerativeModel):
@@ -197,13 +192,13 @@ class ClassificationConfig(HeadConfig):
     with_latents: bool = False
 
     def __post_init__(self) -> None:
-        if self.with_latents and self.features == "latents":
-            raise InvalidValue(
-                "'with_latents' is for features of a text model; with features 'latents' the dataset always has the "
-                "latents. Remove it",
-                "with_latents",
-                "features",
-            )
+        refuse_if(
+            self.with_latents and self.features == "latents",
+            "'with_latents' is for features of a text model; with features 'latents' the dataset always has the "
+            "latents. Remove it",
+            "with_latents",
+            "features",
+        )
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -257,8 +252,7 @@ class PairwiseClassification(HeadObjective):
         first_BL, second_BL = inputs
         longest = max(1, int((second_BL != self.shape.pad_id).sum(dim=1).max()))
         first_BD, second_BD = (self.text_features(model, each) for each in (first_BL, second_BL[:, :longest]))
-        logits_BK: Tensor = self.head(first_BD, second_BD)
-        return logits_BK
+        return self.head(first_BD, second_BD)
 
 
 @config

@@ -3,8 +3,6 @@
 n examples, d latent dimension, K classes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +51,7 @@ class Classes:
         """The most probable class of each example"""
         return tuple(self.names[i] for i in np.asarray(self.probabilities).argmax(axis=1))
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self) -> "pd.DataFrame":
         """Convert to a table with one row per example: source, label, and the probability of each class by name."""
         import pandas as pd
 

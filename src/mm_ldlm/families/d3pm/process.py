@@ -6,8 +6,6 @@ term of the bound is therefore 0, the reconstruction term is that of step 1, and
 bound. For T → ∞ it is the bound of MDLM.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Any, ClassVar
 
@@ -18,8 +16,7 @@ from mm_ldlm.core import Repeats, config
 from mm_ldlm.diffusion.masked import Masking, unmask_probability
 from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcessConfig, TokenLosses, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator, antithetic, stratified
-from mm_ldlm.diffusion.registry import MASK_SCHEDULES
-from mm_ldlm.diffusion.schedules import LogLinear
+from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, LogLinear
 
 
 @config
@@ -36,17 +33,13 @@ class D3pmConfig(TextProcessConfig):
     schedule: Annotated[Any, MASK_SCHEDULES] = dataclasses.field(default_factory=LogLinear)
     steps: Repeats = 1000
 
-    def build(self, vocabulary: Vocabulary, **stores: Any) -> D3pm:
+    def build(self, vocabulary: Vocabulary, **stores: Any) -> "D3pm":
         """Build the process for a tokenizer's ids."""
         return D3pm(self, vocabulary)
 
 
 class D3pm(Masking):
     """Absorbing diffusion on the grid t = i/T, i = 1..T (see `TextProcess`). The model receives t."""
-
-    def __init__(self, config: D3pmConfig, vocabulary: Vocabulary) -> None:
-        super().__init__(config, vocabulary)
-        self.steps = config.steps
 
     def alpha(self, t: Tensor) -> Tensor:
         """Return α_t; 1 at t = 0 and 0 at t = 1."""
@@ -67,12 +60,14 @@ class D3pm(Masking):
         because q(x_s | x_t, x_0) and its model agree on whether a token is unmasked and differ in which.
         """
         found = self.cross_entropy(logits_MV, targets_M)
-        return TokenLosses(found.nll_M * self.weight(t_M).float(), found.nll_M, found.best_M, found.log_norm_M)
+        return found._replace(weighted_M=found.nll_M * self.weight(t_M).float())
 
     def weight(self, t: Tensor) -> Tensor:
         """Return T·(α_s − α_t)/(1 − α_t), float64, at the grid point nearest to t."""
-        i = (t.double() * self.steps).round()
-        return self.steps * unmask_probability(self.alpha(i / self.steps), self.alpha((i - 1) / self.steps))
+        i = (t.double() * self.traits.steps).round()
+        return self.traits.steps * unmask_probability(
+            self.alpha(i / self.traits.steps), self.alpha((i - 1) / self.traits.steps)
+        )
 
     def nelbo(
         self, predict: Predict, tokens_BL: Tensor, valid_BL: Tensor, *, draws: int, generator: RowGenerator
@@ -88,4 +83,4 @@ class D3pm(Masking):
 
     def _on_grid(self, u: Tensor) -> Tensor:
         """Round u ∈ (0, 1] up to a multiple of 1/T, float64."""
-        return (u * self.steps).ceil().clamp(1, self.steps) / self.steps
+        return (u * self.traits.steps).ceil().clamp(1, self.traits.steps) / self.traits.steps

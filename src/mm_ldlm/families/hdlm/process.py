@@ -7,17 +7,15 @@ words, x_θ: the probability of a cluster is the sum over its words, and at a cl
 The clusters are an artifact of the data, the store "token_clusters". C clusters, V vocabulary, M positions.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mm_ldlm.core import ConfigurationError, bounded, config
-from mm_ldlm.diffusion.distributions import categorical, normalise_
+from mm_ldlm.diffusion.distributions import TokenLosses, categorical, normalise_
 from mm_ldlm.diffusion.masked import copy_tokens
-from mm_ldlm.diffusion.process import TextProcess, TextProcessConfig, TokenLosses, Vocabulary
+from mm_ldlm.diffusion.process import TextProcess, TextProcessConfig, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator, antithetic
 
 
@@ -37,7 +35,7 @@ class HdlmConfig(TextProcessConfig):
     gamma: Annotated[float, bounded(ge=0.5, le=16)] = 1.0
     t_min: Annotated[float, bounded(gt=0, lt=0.5)] = 1e-3
 
-    def build(self, vocabulary: Vocabulary, **stores: Any) -> Hdlm:
+    def build(self, vocabulary: Vocabulary, **stores: Any) -> "Hdlm":
         """Build the process for a tokenizer's ids. The store `token_clusters` (V, 1) has the cluster
         of each id, −1 for no word.
 
@@ -58,7 +56,7 @@ class Hdlm(TextProcess):
 
     def __init__(self, config: HdlmConfig, vocabulary: Vocabulary, *, cluster_of_V: Tensor) -> None:
         super().__init__(config, vocabulary)
-        self.gamma, self.t_min = config.gamma, config.t_min
+        self.gamma = config.gamma
         words, found = set(vocabulary.word_ids), cluster_of_V.tolist()
         if len(found) != self.vocab_size or any((found[i] >= 0) != (i in words) for i in range(self.vocab_size)):
             raise ConfigurationError(
@@ -167,7 +165,7 @@ class Levels(NamedTuple):
     """m_t = 1 − α_t − c_t"""
 
     @classmethod
-    def at(cls, t: Tensor, *, gamma: float) -> Levels:
+    def at(cls, t: Tensor, *, gamma: float) -> "Levels":
         """Compute the fractions at times t ∈ [0, 1], elementwise."""
         t = t.double()
         alpha = (gamma * torch.log1p(-t)).exp()

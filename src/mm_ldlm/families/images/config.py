@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.core import InvalidValue, Kinds, Rows, RowsOrNone, Size, config
+from mm_ldlm.core import Kinds, Rows, RowsOrNone, Size, config, refuse_if
 from mm_ldlm.data.latents.normaliser import NormaliserConfig
 from mm_ldlm.sampling.base import Overridable
 from mm_ldlm.sampling.gaussian import DdimConfig
@@ -33,11 +33,12 @@ class ImageTasksConfig:
 
     def __post_init__(self) -> None:
         for name, sampler in (("image", self.image), ("caption", self.caption)):
-            if (draws := getattr(sampler, "draws", 1)) > 1:
-                raise InvalidValue(
-                    f"{name}.draws is {draws}, but the mean of several draws is not a sample: set it to 1",
-                    f"{name}.draws",
-                )
+            draws = getattr(sampler, "draws", 1)
+            refuse_if(
+                draws > 1,
+                f"{name}.draws is {draws}, but the mean of several draws is not a sample: set it to 1",
+                f"{name}.draws",
+            )
 
 
 @config

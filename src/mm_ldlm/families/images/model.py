@@ -7,19 +7,15 @@ B batch, L caption length, V vocabulary, D model dimension, e dimension of a cap
 (height · width · channels), K patches, p values of a patch.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.core import ConfigurationError, InvalidValue, Size, config
-from mm_ldlm.models.base import DataShape, build_on_meta
-from mm_ldlm.models.embeddings import TokenTable
-from mm_ldlm.models.heads import Modulated, TextHead
-from mm_ldlm.models.interfaces import TextAndLatentModel
+from mm_ldlm.core import ConfigurationError, Size, config, refuse_if
+from mm_ldlm.models.base import DataShape, TextAndLatentModel, build_on_meta
+from mm_ldlm.models.embeddings import Modulated, TextHead, TokenTable
 from mm_ldlm.models.layers import Linear, ModulatedOptions, trunc_normal_
 from mm_ldlm.models.mmdit import MMDiT, MMDiTOptions
 
@@ -59,7 +55,9 @@ class ImageMMDiTOptions(MMDiTOptions):
         """Dimension of the vector of a caption token; None where captions are tokens."""
         return None
 
-    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> ImageMMDiT:
+    def build(
+        self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None
+    ) -> "ImageMMDiT":
         """Build the model; see `models.base.ModelConfig.build`.
 
         Raises:
@@ -96,11 +94,11 @@ class ContinuousImageMMDiTConfig(ImageMMDiTOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tied_embeddings:
-            raise InvalidValue(
-                "tied_embeddings must be false: token vectors have caption_dim dimensions, the hidden states have dim",
-                "tied_embeddings",
-            )
+        refuse_if(
+            self.tied_embeddings,
+            "tied_embeddings must be false: token vectors have caption_dim dimensions, the hidden states have dim",
+            "tied_embeddings",
+        )
 
     @property
     def vector_dim(self) -> int | None:
@@ -215,9 +213,6 @@ class ImageMMDiT(MMDiT):
     def make_latent_encoder(self) -> Patches:
         height, width, channels = self.shape.fields["images"]
         return Patches((height, width, channels), patch=self.config.patch, dim=self.config.dim)
-
-    def make_pooled_text(self) -> None:
-        """The pooled caption is part of the conditioning."""
 
     def make_text_head(self) -> TextHead:
         return TextHead(self.config, self.shape.vocab_size)

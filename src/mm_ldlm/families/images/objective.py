@@ -7,8 +7,6 @@ text head rounds them to tokens (CDCD, arXiv:2211.15089).
 B examples, L positions, M scored positions, V vocabulary, e dimension of a caption vector.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Annotated, Any, ClassVar, Literal
@@ -16,13 +14,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core import InvalidValue, NonNegativeFloat, PositiveFloat, config
+from mm_ldlm.core import NonNegativeFloat, PositiveFloat, config, refuse_if
 from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.distributions import forbid_
 from mm_ldlm.diffusion.masked import AbsorbingConfig
+from mm_ldlm.diffusion.process import TEXT_PROCESSES
 from mm_ldlm.diffusion.random import RowGenerator, antithetic
-from mm_ldlm.diffusion.registry import GAUSSIAN_SCHEDULES, TEXT_PROCESSES
-from mm_ldlm.diffusion.schedules import CosineLatents
+from mm_ldlm.diffusion.schedules import GAUSSIAN_SCHEDULES, CosineLatents
 from mm_ldlm.families.images.model import TextAndImageModel, TextVectorsAndImageModel
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, require_interface
@@ -74,8 +72,9 @@ class ImageTextOptions(ModalityOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.modes:
-            raise InvalidValue("mode_weights: expected at least one mode of weight above 0, found none", "mode_weights")
+        refuse_if(
+            not self.modes, "mode_weights: expected at least one mode of weight above 0, found none", "mode_weights"
+        )
 
     @property
     def frequencies(self) -> dict[str, float]:
@@ -131,8 +130,8 @@ class ImageTextConfig(ImageTextOptions):
             guided=frozenset({"image_to_caption"} if null else ()),
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> ImageTextObjective:
-        return ImageTextObjective(self, shape, process=self.process.build(shape), fixed_shapes=fixed_shapes)
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> ModalityObjective:
+        return ModalityObjective(self, shape, process=self.process.build(shape), fixed_shapes=fixed_shapes)
 
 
 @config
@@ -146,15 +145,10 @@ class ContinuousImageTextConfig(ImageTextOptions):
         require_interface(self, model, TextVectorsAndImageModel)
         return self.image_capabilities()
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> ContinuousImageTextObjective:
+    def build(
+        self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor
+    ) -> "ContinuousImageTextObjective":
         return ContinuousImageTextObjective(self, shape, process=None, fixed_shapes=fixed_shapes)
-
-
-class ImageTextObjective(ModalityObjective):
-    """Losses of caption, image and length for one mode per step."""
-
-    def generative_model(self, model: nn.Module) -> Any:
-        return ModalityGeneration(model, self.shape, self.process, self.config, modality=self.modality)
 
 
 class ContinuousImageTextObjective(ModalityObjective):
@@ -164,7 +158,7 @@ class ContinuousImageTextObjective(ModalityObjective):
         """Return log V per token, V without [MASK] and [PAD]: the text head starts at 0."""
         return {"text_nll": math.log(len(self.shape.word_ids))}
 
-    def generative_model(self, model: nn.Module) -> Any:
+    def generative_model(self, model: nn.Module) -> "ContinuousImageTextGeneration":
         return ContinuousImageTextGeneration(model, self.shape, self.config, modality=self.modality)
 
     def corrupt_texts(

@@ -3,8 +3,6 @@
 n texts or images, H height, W width, C channels.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -47,7 +45,7 @@ class Images:
     def __len__(self) -> int:
         return len(self.captions)
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self) -> "pd.DataFrame":
         """Convert to a table with one row per image; the pixels are a list column, row by row."""
         import pandas as pd
 
@@ -90,7 +88,6 @@ class ImageWriter:
         Raises:
             SamplingError: the run cannot, or a caption is empty or too long.
         """
-        self.capabilities.require("caption_to_image")
         listed = texts_of(captions, name="captions")
         ids = [tuple(row) for row in self._loaded.tokenizer.encode(listed)]
         return self.draw_tokens(ids, listed, sampler=sampler, steps=steps, seed=seed)

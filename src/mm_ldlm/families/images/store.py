@@ -5,13 +5,11 @@ Images are cropped to the shape of the store around their centre, resized, and s
 H height, W width, C channels, P = H · W · C values of an image.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +25,6 @@ from mm_ldlm.data.store import Manifest, ShardStore, write_store
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.families.images.decoding import Pixels, digest, read_image
 
-if TYPE_CHECKING:
-    from mm_ldlm.families.images.config import ImagesConfig
-
 _ROWS = 1024
 
 
@@ -37,7 +32,7 @@ _ROWS = 1024
 class Images(Feature):
     """The pixels of each record's image."""
 
-    images: ImagesConfig
+    images: Any
 
     name = "images"
     kind = KIND

@@ -6,12 +6,10 @@ of their records. It shares nothing with the model. Without labels the report on
 n images, P values of an image.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +18,6 @@ from mm_ldlm.data import sentences
 from mm_ldlm.data.corpus.record import LABEL, label_text, meta_value
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from mm_ldlm.families.images.config import ImagesSuiteConfig
 
 Vectors = npt.NDArray[np.float32]
 
@@ -46,8 +39,8 @@ class ImagesSuite(Suite):
                 return reason
         return f"sampling was configured without the tasks {', '.join(self.samples)} (sampling.tasks)"
 
-    def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
-        own: ImagesSuiteConfig = given.sections["images"].evaluation
+    def evaluate(self, given: Evaluation) -> tuple[Metrics, None]:
+        own = given.sections["images"].evaluation
         drawn, written, both = (given.samples[task] for task in self.samples)
         dataset, bootstrap = given.dataset, given.bootstrap
         train, test = (

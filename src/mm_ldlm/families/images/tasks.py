@@ -69,5 +69,4 @@ class ImageText(ImageTask):
         self.length = "sample"
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
-        made = model.images.generate(self.own.joint_count, steps=self.own.joint_steps, seed=seed)
-        return [made.to_frame()]
+        return [model.images.generate(self.own.joint_count, steps=self.own.joint_steps, seed=seed).to_frame()]

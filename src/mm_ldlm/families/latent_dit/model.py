@@ -7,8 +7,6 @@ cross-attention (PixArt-α, arXiv:2310.00426). The latent is clean and standardi
 B batch, L text length, M chosen positions, V vocabulary, D dim, d latent dimension, K latent tokens, N longest length.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import ClassVar, Protocol
 
@@ -16,11 +14,9 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core import Size, config
-from mm_ldlm.models.base import DataShape, build_on_meta
+from mm_ldlm.models.base import DataShape, TextOutput, build_on_meta
 from mm_ldlm.models.dit import DiTOptions, TextTransformer
-from mm_ldlm.models.embeddings import Conditioner, LatentTokens, NullEmbedding
-from mm_ldlm.models.heads import LengthHead
-from mm_ldlm.models.interfaces import TextOutput
+from mm_ldlm.models.embeddings import Conditioner, LatentTokens, LengthHead, NullEmbedding
 from mm_ldlm.models.layers import key_mask
 from mm_ldlm.models.parts import tag
 
@@ -50,7 +46,7 @@ class LatentDiTConfig(DiTOptions):
 
     def build(
         self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None
-    ) -> LatentTextTransformer:
+    ) -> "LatentTextTransformer":
         """The model on the CPU in float32; see `models.base.ModelConfig.build`.
 
         Raises:
@@ -59,7 +55,7 @@ class LatentDiTConfig(DiTOptions):
         shape.require("latents", kind=self.kind)
         return build_on_meta(lambda: self.make(shape), generator)
 
-    def make(self, shape: DataShape) -> LatentTextTransformer:
+    def make(self, shape: DataShape) -> "LatentTextTransformer":
         """Make the module of this kind."""
         return LatentDiT(self, shape)
 
@@ -75,7 +71,7 @@ class LatentDiTCrossConfig(LatentDiTConfig):
     kind: str = "latent_dit_cross"
     latent_tokens: Size = 4
 
-    def make(self, shape: DataShape) -> LatentTextTransformer:
+    def make(self, shape: DataShape) -> "LatentTextTransformer":
         return LatentDiTCross(self, shape)
 
 

@@ -7,8 +7,6 @@ B examples, L positions of the canvas, A examples of one model call, M positions
 dimension.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -77,7 +75,7 @@ class LatentConditionedConfig(TextDiffusionConfig):
             trained_as=f"objective {self.kind}, process {self.process.kind}",
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> LatentConditioned:
+    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "LatentConditioned":
         return LatentConditioned(self, shape, fixed_shapes=fixed_shapes, **stores)
 
 
@@ -91,7 +89,7 @@ class LatentConditioned(TextDiffusion):
         dropped_B = dropped(generator, self.config.condition_dropout)
         return {"latents_Bd": batch.fields["latents"], "null_latent_B": dropped_B}
 
-    def generative_model(self, model: nn.Module) -> LatentConditionedGeneration:
+    def generative_model(self, model: nn.Module) -> "LatentConditionedGeneration":
         return LatentConditionedGeneration(model, self.shape, self.process, self.config)
 
 

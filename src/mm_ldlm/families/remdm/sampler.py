@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from mm_ldlm.core import Fraction, InvalidValue, bounded, config
+from mm_ldlm.core import Fraction, bounded, config, refuse_if
 from mm_ldlm.diffusion.masked import max_remask_ratio, remask_unmask_probability
 from mm_ldlm.sampling.base import UnmaskingSampler
 from mm_ldlm.sampling.denoising import Canvas, Grid, State, TextSample, TimestepSource, denoising_loop
@@ -54,24 +54,22 @@ class RemdmSampler(UnmaskingSampler):
         return torch.ones_like(state.log_probs, dtype=torch.float64)
 
     def write(self, canvas: Canvas) -> TextSample:
-        grid = Grid.of(canvas, steps=self.steps)
-
-        def levels(step: int) -> tuple[Tensor, Tensor, Tensor]:
+        def levels(state: State) -> tuple[Tensor, Tensor, Tensor]:
             """Return α_t, α_s and σ (B,) of a step."""
-            now_B, then_B = self.alpha(grid, step), self.alpha(grid, step + 1)
-            remasks = self.remasks(1 - step / self.steps)
+            now_B, then_B = (self.alpha(state.grid, step) for step in (state.step, state.step + 1))
+            remasks = self.remasks(1 - state.step / self.steps)
             return now_B, then_B, self.sigma(max_remask_ratio(now_B, then_B)) if remasks else torch.zeros_like(now_B)
 
         def remask(state: State) -> Tensor:
-            sigma_B1 = levels(state.step)[2].unsqueeze(1)
+            sigma_B1 = levels(state)[2].unsqueeze(1)
             return state.written & (state.uniform("return") < sigma_B1 * self.remask_weight(state))
 
         def query(state: State) -> Tensor:
-            probability_B1 = remask_unmask_probability(*levels(state.step)).unsqueeze(1)
+            probability_B1 = remask_unmask_probability(*levels(state)).unsqueeze(1)
             return state.masked if state.last else state.masked & (state.uniform("unmask") < probability_B1)
 
         return denoising_loop(
-            canvas, self, timestep=grid.timestep(self.timestep), query=query, remask=remask, skip_idle=self.skip_idle
+            canvas, self, timestep=self.timestep, query=query, remask=remask, skip_idle=self.skip_idle
         )
 
 
@@ -129,8 +127,12 @@ class RemdmLoopConfig(RemdmCapConfig):
     alpha_on: Fraction = 0.9
 
     def __post_init__(self) -> None:
-        if not self.t_off < self.t_on:
-            raise InvalidValue(f"t_off must be below t_on, found t_off={self.t_off}, t_on={self.t_on}", "t_off", "t_on")
+        refuse_if(
+            not self.t_off < self.t_on,
+            f"t_off must be below t_on, found t_off={self.t_off}, t_on={self.t_on}",
+            "t_off",
+            "t_on",
+        )
 
     def remasks(self, time: float) -> bool:
         return self.t_off < time <= self.t_on

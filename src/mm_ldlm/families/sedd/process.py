@@ -12,8 +12,6 @@ m = 1 − α_t is the noise level, the fraction of replaced tokens. Likelihood b
 MDLM are, so that nothing is left out between the clean text and the first time of the schedule.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from abc import abstractmethod
@@ -23,12 +21,11 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core import config
-from mm_ldlm.diffusion.distributions import categorical
+from mm_ldlm.diffusion.distributions import TokenLosses, categorical
 from mm_ldlm.diffusion.masked import Masking, unmask_probability
-from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, TokenLosses, Vocabulary
+from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator, stratified
-from mm_ldlm.diffusion.registry import MASK_SCHEDULES
-from mm_ldlm.diffusion.schedules import LogLinear, MaskSchedule, SmallestTime
+from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, LogLinear, MaskSchedule, SmallestTime
 
 _LARGEST_EXPONENT = 700.0
 """e to this power is finite in float64."""
@@ -60,7 +57,7 @@ class SeddConfig(TextProcessConfig):
     def revises(self) -> bool:  # type: ignore[override]
         return self.graph == "uniform"
 
-    def build(self, vocabulary: Vocabulary, **stores: Any) -> Sedd:
+    def build(self, vocabulary: Vocabulary, **stores: Any) -> "Sedd":
         """Build the process for a tokenizer's ids."""
         return (AbsorbingSedd if self.graph == "absorbing" else UniformSedd)(self, vocabulary)
 
@@ -76,7 +73,7 @@ class Sedd(TextProcess):
 
     def __init__(self, config: SeddConfig, vocabulary: Vocabulary) -> None:
         super().__init__(config, vocabulary)
-        self.schedule, self.t_min = config.schedule.build(), config.t_min
+        self.schedule = config.schedule.build()
         self.words = len(vocabulary.word_ids)  # W
         is_word_V = torch.zeros(self.vocab_size, dtype=torch.bool)
         is_word_V[vocabulary.word_ids] = True
@@ -176,7 +173,7 @@ class AbsorbingSedd(Sedd, Masking):
         found = self.cross_entropy(output_MV, targets_M)
         u_M = found.log_norm_M.double() - math.log(self.words)
         weighted_M = (found.nll_M + (torch.expm1(u_M) - u_M)) / level_M
-        return TokenLosses(weighted_M.float(), found.nll_M, found.best_M, found.log_norm_M)
+        return found._replace(weighted_M=weighted_M.float())
 
     def score_step(self, output_MV: Tensor, noisy_M: Tensor, *, t_M: Tensor, s_M: Tensor, uniform_M2: Tensor) -> Tensor:
         """Draw x_s by the analytic (Tweedie) step (§4.2), in float64.

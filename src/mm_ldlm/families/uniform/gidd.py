@@ -5,8 +5,6 @@ C_t = 1 + c_t, B = 2^γ p_u/(1 − p_u) (§4). The fraction p_u of all tokens is
 ends. The model learns to fill masks and to revise words; p_u = 0 is MDLM with α_t = 1 − t.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import torch
@@ -49,7 +47,7 @@ class GiddConfig(TextProcessConfig):
     def revises(self) -> bool:  # type: ignore[override]
         return self.p_uniform > 0
 
-    def build(self, vocabulary: Vocabulary, **stores: Any) -> Gidd:
+    def build(self, vocabulary: Vocabulary, **stores: Any) -> "Gidd":
         """Build the process for a tokenizer's ids."""
         return Gidd(self, vocabulary)
 

@@ -12,23 +12,19 @@ x_θ predicts a token from the others alone, because q(x_t | x_0) accounts for t
 B examples, L positions, M scored positions, V vocabulary, N words.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mm_ldlm.core import config
-from mm_ldlm.diffusion.distributions import categorical, forbid_
-from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, TokenLosses, Vocabulary
+from mm_ldlm.diffusion.distributions import TokenLosses, categorical, forbid_
+from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.registry import MASK_SCHEDULES
-from mm_ldlm.diffusion.schedules import LogLinear, SmallestTime
+from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, LogLinear, SmallestTime
 
 SMALLEST = 1e-15
 """Times nearer than this to 0 or 1 are moved to this distance, where all quotients below are finite in float64."""
@@ -49,10 +45,6 @@ class Noise(NamedTuple):
     """ρ_t([MASK])/m_t"""
 
 
-Weight = Callable[[Tensor, Tensor, Noise], Tensor]
-"""(targets_M, noisy_M, noise) → weights (M,)"""
-
-
 class Interpolating(TextProcess):
     """Base of the processes with words as noise; subclasses define `noise`, `prior` and, where there are any, the terms
     of the NELBO at its ends."""
@@ -60,9 +52,7 @@ class Interpolating(TextProcess):
     word_ids_N: Tensor
 
     def __init__(self, config: Any, vocabulary: Vocabulary) -> None:
-        """`config` has `traits` and `t_min`."""
         super().__init__(config, vocabulary)
-        self.t_min = config.t_min
         self.num_words = len(vocabulary.word_ids)  # N
         self.register_buffer("word_ids_N", torch.tensor(vocabulary.word_ids), persistent=False)
 
@@ -90,22 +80,21 @@ class Interpolating(TextProcess):
         """Select the valid positions: each token may be noise."""
         return valid_BL
 
-    def token_losses(self, logits_MV: Tensor, targets_M: Tensor, noisy_M: Tensor, t_M: Tensor) -> TokenLosses:
+    def token_losses(
+        self, logits_MV: Tensor, targets_M: Tensor, noisy_M: Tensor, t_M: Tensor, *, elbo: bool = False
+    ) -> TokenLosses:
         """Compute w_t (D_KL(q(· | x) ‖ q(· | x_θ)) + D_IS(q(x_t | x) ‖ q(x_t | x_θ))) at M positions (GIDD §3).
 
-        With uniform noise this is the integrand of UDLM (arXiv:2412.10193; Duo, arXiv:2506.10892).
+        With uniform noise this is the integrand of UDLM (arXiv:2412.10193; Duo, arXiv:2506.10892). w_t are the weights
+        of the NELBO with `elbo`, and otherwise those of training.
         """
-        return self._losses(logits_MV, targets_M, noisy_M, t_M, weight=self.weight)
-
-    def _losses(
-        self, logits_MV: Tensor, targets_M: Tensor, noisy_M: Tensor, t_M: Tensor, *, weight: Weight
-    ) -> TokenLosses:
         words_MV = forbid_(logits_MV[..., : self.vocab_size].clone(), mask_id=self.mask_id, pad_id=self.pad_id).float()
         log_x0_MV = words_MV.log_softmax(dim=-1)
         nll_M = -log_x0_MV.gather(1, targets_M[:, None])[:, 0]
         log_norm_M = words_MV.gather(1, targets_M[:, None])[:, 0] + nll_M
         noise = self.noise(t_M)
         divergence_M = self._divergence(log_x0_MV, nll_M, targets_M, noisy_M, noise)
+        weight = self.elbo_weight if elbo else self.weight
         weighted_M = weight(targets_M, noisy_M, noise) * divergence_M
         return TokenLosses(weighted_M.float(), nll_M, log_x0_MV.detach().argmax(dim=-1), log_norm_M)
 
@@ -146,7 +135,7 @@ class Interpolating(TextProcess):
 
     def elbo_losses(self, logits_MV: Tensor, targets_M: Tensor, noisy_M: Tensor, t_M: Tensor) -> TokenLosses:
         """See `TextProcess.elbo_losses`."""
-        return self._losses(logits_MV, targets_M, noisy_M, t_M, weight=self.elbo_weight)
+        return self.token_losses(logits_MV, targets_M, noisy_M, t_M, elbo=True)
 
     # -- sampling ---------------------------------------------------------------------------------------------------
 
@@ -197,7 +186,7 @@ class UniformConfig(TextProcessConfig):
     schedule: Annotated[Any, MASK_SCHEDULES] = dataclasses.field(default_factory=LogLinear)
     t_min: SmallestTime = 1e-3
 
-    def build(self, vocabulary: Vocabulary, **stores: Any) -> Uniform:
+    def build(self, vocabulary: Vocabulary, **stores: Any) -> "Uniform":
         """Build the process for a tokenizer's ids."""
         return Uniform(self, vocabulary)
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from mm_ldlm.core import CheckpointError, ConfigurationError, escape, parse_kind, shorten, show, to_dict
 from mm_ldlm.distributed.parallel import assign
-from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.registry import MODELS
+from mm_ldlm.models.base import MODELS, DataShape
 
 # -- identity ----------------------------------------------------------------------------------------------------------
 
