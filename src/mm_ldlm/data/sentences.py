@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -104,11 +103,6 @@ def read_sentences(dataset: Dataset, rows: Rows) -> Sentences:
     tokens = tuple(tuple(int(v) for v in values[a:b]) for a, b in pairwise(offsets.tolist()))
     latents = dataset.require("latents").take(rows) if "latents" in dataset else None
     return Sentences(tuple(ids), tuple(record.column("text").to_pylist()), tokens, latents)
-
-
-def latents_of(dataset: Dataset, rows: Rows) -> npt.NDArray[np.float32]:
-    """Read raw latents (n, d) float32 of store rows; StoreError if the dataset has no latents."""
-    return cast(npt.NDArray[np.float32], dataset.require("latents").take(rows))
 
 
 def rows_of_ids(dataset: Dataset, ids: Sequence[str]) -> Rows:

@@ -12,7 +12,6 @@ import numpy as np
 from mm_ldlm.core import PositiveInt, SamplingError, Seed, check
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.dataset import Dataset
-from mm_ldlm.data.sentences import latents_of
 from mm_ldlm.inference.arguments import Floats, check_tokens, latent_sampler_of, texts_of, vectors_of
 from mm_ldlm.inference.files import read_array
 from mm_ldlm.inference.loading import dataset_folder
@@ -83,7 +82,7 @@ def neighbours(
             raise SamplingError("store: expected latents or a data folder, found none. Give one: no run was loaded.")
         dataset = Dataset.open(folder)
         rows_m = np.concatenate([dataset.rows(split) for split in SPLITS])
-        store = latents_of(dataset, rows_m)
+        store = dataset.require("latents").take(rows_m)
     store = read_array(store) if isinstance(store, (str, Path)) else store
     store_md = vectors_of(store, dim=model.dim, name="store")
     if check(k, PositiveInt, name="k") > len(store_md):

@@ -5,7 +5,6 @@ import concurrent.futures
 import contextlib
 import json
 import multiprocessing
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +24,7 @@ from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.ingestion import conservation
 from mm_ldlm.data.corpus.record import comparison_form
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig
+from mm_ldlm.data.corpus.splits import SplitConfig
 
 WORDS = ("a", "b", "Red", "red", "GREEN", "green", "é", "straße", "STRASSE", "", "\0", "ﬁ")
 
@@ -134,6 +134,15 @@ def test_a_text_that_is_whole_keeps_its_split_whatever_the_length_of_the_others(
     assert len(first.keys() & second.keys()) > 4
 
 
+def test_rows_that_a_source_holds_out_are_divided_again() -> None:
+    """By another part of the digest than the one by which a hash split with this key may have held them out."""
+    fractions, digests = SplitConfig(validation=0.25, test=0.25), [random.Random(i).randbytes(16) for i in range(2000)]
+    held = [digest for digest in digests if fractions.split_of(digest) != "train"]
+    divided = [fractions.split_of(digest, held_out=True) for digest in held]
+    assert set(divided) == {"validation", "test"}
+    assert abs(divided.count("test") / len(held) - 0.5) < 0.05
+
+
 def test_the_first_of_two_splits_keeps_a_text(tmp_path: Path) -> None:
     sources = [lines(tmp_path, "One", "two", name="held", split="test"), lines(tmp_path, "one", "three", name="own")]
     sources[1]["split"] = "train"
@@ -227,10 +236,7 @@ def test_the_bytes_do_not_depend_on_the_workers(
     assert {**one.report, "seconds": 0, "rows_per_second": 0} == {**two.report, "seconds": 0, "rows_per_second": 0}
 
 
-def test_pitfall_22_the_bytes_do_not_depend_on_where_a_run_was_killed(
-    tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+def test_pitfall_22_the_bytes_do_not_depend_on_where_a_run_was_killed(tmp_path: Path, small_chunks: None) -> None:
     sources = [lines(tmp_path, *mixed(60), name="a"), lines(tmp_path, *mixed(40, seed=1), name="b", max_samples=35)]
     expected, folder = ingested(tmp_path / "whole", *sources, **KEYS), tmp_path / "killed"
     for number in kills(lambda: ingested(folder, *sources, **KEYS)):

@@ -1,6 +1,7 @@
 """The tokenizer, over its entire vocabulary or a part: ids and texts, saved folders, and pieces of long texts."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from mm_ldlm.core import ConfigurationError, StoreError, parse
 from mm_ldlm.data.corpus import byte_level
+from mm_ldlm.data.corpus import tokenizer as module
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer, split_text
 
 CORPUS = ["a cat sat on the mat", "the dog ran away, again!", "we bought seven apples"] * 5
@@ -167,3 +169,61 @@ def test_pieces_are_short_and_lose_nothing(words: list[str], max_length: int, wh
 def test_pieces_end_at_words() -> None:
     assert split_text("unaffable cats ran away", BERT, max_length=4) == [("unaffable cats", 4), ("ran away", 2)]
     assert split_text("", BERT, max_length=4) == [("", 0)]
+
+
+# -- from a package, a file, a folder or the hub -----------------------------------------------------------------------
+
+
+def loaded(path: Path, **keys: Any) -> TextTokenizer:
+    return load_tokenizer(TokenizerConfig(path=str(path), max_length=8, **keys))
+
+
+def test_files_folders_and_vocabularies_are_read(tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[MASK]", "a", "cat", "A", "##s"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    assert loaded(tmp_path).encode(["A cats"]) == [[3, 4, 6]]
+    assert loaded(tmp_path / "vocab.txt", lowercase=False).encode(["A cats"]) == [[5, 4, 6]]
+    base = word_tokenizer("a", "cat").base
+    base.enable_truncation(2)  # limits of a saved tokenizer do not cut or pad texts
+    base.enable_padding(length=50)
+    base.save(str(tmp_path / "tokenizer.json"))
+    for path in (tmp_path, tmp_path / "tokenizer.json"):  # the newer form, where a folder has both
+        assert loaded(path).encode(["a cat a cat", "cat"]) == [[0, 1, 0, 1], [1]]
+
+
+def test_a_folder_of_transformers_is_read(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    fast = PreTrainedTokenizerFast(tokenizer_object=word_tokenizer("a", "cat").base, unk_token="[UNK]")
+    fast.save_pretrained(tmp_path)
+    assert loaded(tmp_path).encode(["a cat"]) == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.json", b"{}"), ("a.json", b"\xff"), ("words.txt", b"a\nb\n"), ("words.txt", b"[UNK]\na\na\n"),
+        ("words.txt", b"[UNK]\n\xff\n"), ("missing.json", None), ("pipe", None),
+    ],
+)  # fmt: skip
+def test_files_of_anything_else_are_refused(name: str, content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    elif name == "pipe":
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigurationError, match=name):
+        loaded(tmp_path / name)
+
+
+def test_a_vocabulary_of_another_digest_is_refused(
+    monkeypatch: pytest.MonkeyPatch, refuses: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(module, "EMBEDDED_SHA256", "0" * 64)
+    module.base_from_name.cache_clear()
+    with refuses(ConfigurationError, "bert-base-uncased", "0" * 64):
+        load_tokenizer(TokenizerConfig(max_length=8))
+
+
+def test_a_name_that_the_hub_and_its_cache_do_not_have_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"no-one/nothing.*tokenizer\.path"):
+        load_tokenizer(TokenizerConfig(name="no-one/nothing", max_length=8))

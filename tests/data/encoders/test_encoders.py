@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -196,23 +197,19 @@ def test_nothing_is_fetched_and_no_code_of_a_model_is_run(monkeypatch: pytest.Mo
     import sentence_transformers
     import transformers
 
-    asked: list[Any] = []
-
-    def watch(owner: Any, name: str) -> None:
-        real = getattr(owner, name)
-
-        def watched(*given: Any, **options: Any) -> Any:
-            asked.append((options.get("trust_remote_code"), options.get("local_files_only")))
-            return real(*given, **options)
-
-        monkeypatch.setattr(owner, name, watched)
-
-    for loader in (transformers.AutoTokenizer, transformers.AutoConfig, transformers.AutoModel):
-        watch(loader, "from_pretrained")
-    watch(sentence_transformers, "SentenceTransformer")
+    loaders = (transformers.AutoTokenizer, transformers.AutoConfig, transformers.AutoModel)
+    spies = []
+    for owner, name in (
+        (sentence_transformers, "SentenceTransformer"),
+        *((each, "from_pretrained") for each in loaders),
+    ):
+        spies.append(Mock(wraps=getattr(owner, name)))
+        monkeypatch.setattr(owner, name, spies[-1])
     before = transformers.utils.logging.get_verbosity()
     encoder_of("minilm")
     encoder_of("library")
+    calls = [call.kwargs for spy in spies for call in spy.call_args_list]
+    asked = [(options.get("trust_remote_code"), options.get("local_files_only")) for options in calls]
     assert len(asked) >= 4
     assert set(asked) == {(False, True)}
     assert transformers.utils.logging.get_verbosity() == before

@@ -110,9 +110,8 @@ def test_the_bytes_depend_neither_on_processes_nor_on_lanes_nor_on_the_engine(
 
 
 def test_an_extraction_killed_at_any_write_ends_with_the_same_bytes(
-    stored: ShardStore, expected: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: ShardStore, expected: Files, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     workspace = tmp_path / "killed"
     for number in kills(lambda: embedded(stored, workspace)):
         if Manifest.exists(workspace):

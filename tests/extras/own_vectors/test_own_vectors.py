@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.corpus.examples import ingested
+from tests.data.corpus.examples import ingested, jsonl
 from tests.data.latents.toy import DIM, TEXTS, ToyEncoderConfig, content, records
 from tests.kills import kills
 
@@ -127,16 +126,11 @@ def test_numbers_beyond_float16_stop_the_run_or_are_counted(stored: ShardStore, 
     assert found.manifest.meta["non_finite"] == {"count": 1, "ids": stored.strings("id").take([7])}
 
 
-def test_a_tensor_column_of_a_file_becomes_latents_and_bad_rows_are_quarantined_with_a_reason(tmp_path: Path) -> None:
-    """`fixed_shape_tensor`, the natural type of stored embeddings, ended the process once."""
+def test_the_vectors_of_a_file_become_latents_and_bad_rows_are_quarantined_with_a_reason(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(6, DIM)).astype(np.float32)
     values[2, 1] = np.nan
-    flat = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), DIM)
-    column = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float32(), [DIM]), flat)
-    table = pa.table({"text": [f"a text number {i}" for i in range(6)], "v": column})
-    with pa.OSFile(str(tmp_path / "own.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    source = {"kind": "table", "path": str(tmp_path / "own.arrow"), "columns": ["text"], "vector_column": "v"}
+    rows = [{"text": f"a text number {number}", "v": each.tolist()} for number, each in enumerate(values)]
+    source = {"kind": "table", **jsonl(tmp_path, rows), "vector_column": "v"}
     side = VectorStore(DIM, side_folder(tmp_path / "made" / "records"))
     made = ingested(tmp_path / "made", source, side=side)
     assert [row["reason"] for row in made.refused] == ["not_finite"]

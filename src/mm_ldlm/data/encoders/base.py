@@ -10,10 +10,11 @@ import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import StringConstraints
 
 from mm_ldlm.core import Kinds, parse_kind
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from mm_ldlm.data.corpus.cleaning import SideStore
     from mm_ldlm.data.latents.config import ExtractConfig
     from mm_ldlm.data.store import Manifest, ShardStore
+
+
+Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+"""A name that is not empty"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,10 +164,6 @@ class EncoderConfig(Protocol):
 @runtime_checkable
 class SourceVectors(Protocol):
     """Configuration of an encoder whose vectors the sources contain; nothing is embedded."""
-
-    @property
-    def name(self) -> str:
-        """Name of the encoder."""
 
     @property
     def for_new_texts(self) -> EncoderConfig | None:

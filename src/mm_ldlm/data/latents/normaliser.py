@@ -148,10 +148,11 @@ class Normaliser:
         file = InputFile(Path(directory) / "normaliser.json", remedy="Run the validation pipeline.")
         about: Document = file.json(Document)
         arrays = dataclasses.replace(file, path=Path(directory) / "normaliser.safetensors").read()
-        plain = ("kind", "unit_norm", "rows", "constant", "typical")
         try:
-            fields: dict[str, Any] = {name: getattr(about, name) for name in plain} | load(arrays)
-            found = cls(**fields)
+            found = cls(
+                kind=about.kind, unit_norm=about.unit_norm, rows=about.rows, constant=about.constant,
+                typical=about.typical, **load(arrays),
+            )  # fmt: skip
             mark = found.fingerprint
         except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             file.refuse("a normaliser", f"an error ({error})")

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from mm_ldlm.core import EvaluationError
-from mm_ldlm.data.sentences import latents_of, sample_rows, split_rows
+from mm_ldlm.data.sentences import sample_rows, split_rows
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, of_samples, vectors, without_truth
 
 
@@ -32,7 +32,7 @@ class Latents(Suite):
         unconditional_nd = vectors(given.samples["unconditional"])
         one_step_nd = np.asarray(given.model.embed(list(sentences.texts), sampler="one_step", seed=seed).latents)
         others = sample_rows(split_rows(dataset, "train"), max(2, config.candidates - len(sentences)), seed=seed)
-        others_md = latents_of(dataset, others)
+        others_md = dataset.require("latents").take(others)
         found: Metrics = {
             "sentences": len(sentences),
             "candidates": len(sentences) + len(others_md),

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import ConfigurationError, EncoderError, InvalidValue, Size, bounded, config, show, to_dict
-from mm_ldlm.data.encoders.base import Encoder, LocatedEncoder
+from mm_ldlm.data.encoders.base import Encoder, LocatedEncoder, Name
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.extras.http_encoder import probes
 from mm_ldlm.extras.http_encoder.client import Client
@@ -59,7 +59,7 @@ class HttpEncoderConfig:
 
     kind: str = "http"
     url: str
-    name: str
+    name: Name
     dim: Size | None = None
     shorten: bool = False
     prompt: str = ""
@@ -79,8 +79,6 @@ class HttpEncoderConfig:
 
     def __post_init__(self) -> None:
         address = urllib.parse.urlsplit(endpoint(self.url))
-        if not self.name.strip():
-            raise InvalidValue("expected the service's name of the model, found an empty one", "name")
         if self.shorten and self.dim is None:
             raise InvalidValue("expected dim, the number of dimensions to ask for, found null", "shorten", "dim")
         if self.key_variable is not None:
@@ -321,7 +319,8 @@ def vectors_of(answer: Any, *, rows: int, dim: int | None, service: str) -> npt.
     """
     data = answer.get("data") if isinstance(answer, dict) else None
     data = data if isinstance(data, list) else []
-    items = {item.get("index"): item.get("embedding") for item in data if _has_index(item)}
+    named = [item for item in data if isinstance(item, dict) and type(item.get("index")) is int]
+    items = {item["index"]: item.get("embedding") for item in named}
     vectors = [_vector(items.get(index)) for index in range(rows)]
     dims = {len(vector) for vector in vectors if vector is not None}
     complete = len(data) == len(items) == rows and all(each is not None for each in vectors)
@@ -332,10 +331,6 @@ def vectors_of(answer: Any, *, rows: int, dim: int | None, service: str) -> npt.
             "an embedding service with the convention /v1/embeddings, and encoder.name and encoder.dim."
         )
     return np.stack([vector for vector in vectors if vector is not None])
-
-
-def _has_index(item: Any) -> bool:
-    return isinstance(item, dict) and type(item.get("index")) is int
 
 
 def _vector(value: Any) -> npt.NDArray[np.float32] | None:

@@ -14,6 +14,7 @@ from mm_ldlm.data.encoders.base import (
     ENCODERS,
     Encoder,
     LocatedEncoder,
+    Name,
     SourceVectors,
     load_encoder,
     no_encoder,
@@ -37,7 +38,7 @@ class PrecomputedEncoderConfig:
     """
 
     kind: str = "precomputed"
-    name: str
+    name: Name
     dim: Size
     normalised: bool
     for_new_texts: Annotated[Any, ENCODERS] | None = None
@@ -45,19 +46,16 @@ class PrecomputedEncoderConfig:
     device: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        if not self.name.strip():
-            raise InvalidValue("expected the name of the encoder that made the vectors, found an empty one", "name")
-        if self.for_new_texts is None:
-            return
-        if isinstance(self.for_new_texts, SourceVectors):
+        given: Any = self.for_new_texts
+        if isinstance(given, SourceVectors):
             raise InvalidValue(
                 "expected an encoder that computes vectors (local or http), found one whose vectors are given",
                 "for_new_texts",
             )
-        if (other := getattr(self.for_new_texts, "dim", None)) not in (None, self.dim):
+        if (other := getattr(given, "dim", None)) not in (None, self.dim):
             raise InvalidValue(
                 f"expected an encoder of dimension {self.dim}, like that of the given vectors, found "
-                f"'{self.for_new_texts.name}' of dimension {other}",
+                f"'{given.name}' of dimension {other}",
                 "for_new_texts", "dim",
             )  # fmt: skip
 

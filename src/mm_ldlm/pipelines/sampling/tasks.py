@@ -218,9 +218,8 @@ class Unconditional(Task):
             return [text_rows(made, latent=None)]
         frame = text_rows(made, latent=list(made.latents))
         if self.sampling.neighbours:
-            training = sentences.split_rows(dataset, "train")
-            rows = sentences.sample_rows(training, NEIGHBOUR_CANDIDATES, seed=seed)
-            found = model.neighbours(made.latents, sentences.latents_of(dataset, rows), k=1)
+            rows = sentences.sample_rows(sentences.split_rows(dataset, "train"), NEIGHBOUR_CANDIDATES, seed=seed)
+            found = model.neighbours(made.latents, dataset.require("latents").take(rows), k=1)
             nearest = dataset.records.table(rows[found.rows[:, 0]]).column("text").to_pylist()
             frame = frame.assign(neighbour=nearest, neighbour_cosine=found.cosines[:, 0])
         return [frame]

@@ -1,4 +1,4 @@
-"""Tests of stores lose no power: nothing waits for the disk."""
+"""Tests of data lose no power: nothing waits for the disk."""
 
 import os
 
