@@ -99,8 +99,10 @@ def ingest(
         _run(config, opening, Preparation(config, tokenizer, tokens, side), merger, progress)
     _check(config, counts, progress.state["ended"])
     records = progress.manifest("records", kind="records", schema=RECORD_SCHEMA, splits=dict(counts.splits))
-    reasons = dict(sorted(counts.quarantined_by_reason.items()))
-    refused = progress.manifest("quarantine", kind="quarantine", schema=QUARANTINE_SCHEMA, reasons=reasons)
+    refused = progress.manifest(
+        "quarantine", kind="quarantine", schema=QUARANTINE_SCHEMA,
+        reasons=dict(sorted(counts.quarantined_by_reason.items())),
+    )  # fmt: skip
     if side is not None:
         side.commit(progress.shards["side"], records=records)
     seconds = time.monotonic() - started

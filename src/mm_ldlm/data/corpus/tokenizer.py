@@ -239,8 +239,7 @@ class TextTokenizer:
     def save(self, directory: str | Path) -> None:
         """Write the folder, replacing an existing one."""
         names = [field.name for field in dataclasses.fields(_Vocabulary)]
-        kept = self.kept_V.tolist() if self.reduced else None
-        document = {"format_version": FORMAT_VERSION, "kept": kept}
+        document = {"format_version": FORMAT_VERSION, "kept": self.kept_V.tolist() if self.reduced else None}
         document |= {name: getattr(self, name) for name in names if name not in document}
         with new_directory(directory) as temporary:
             for name, text in zip(_FILES, (self.base.to_str(pretty=True), json.dumps(document)), strict=True):
@@ -368,8 +367,11 @@ def base_from_path(path: Path, *, lowercase: bool) -> Any:
 
 
 def _file(path: Path) -> InputFile:
-    remedy = "Give a tokenizer.json, a vocab.txt, or a folder with one of them as 'tokenizer.path'."
-    return InputFile(path, remedy=remedy, error=ConfigurationError)
+    return InputFile(
+        path,
+        remedy="Give a tokenizer.json, a vocab.txt, or a folder with one of them as 'tokenizer.path'.",
+        error=ConfigurationError,
+    )
 
 
 def _from_vocabulary(path: Path, *, lowercase: bool) -> Any:

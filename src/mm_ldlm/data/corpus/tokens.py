@@ -87,8 +87,9 @@ def tokenize_records(
         for start, stop in itertools.pairwise(ends[finished:]):
             batches = [range(first, min(first + _BATCH, stop)) for first in range(start, stop, _BATCH)]
             tables = [_tokens(records.table(rows), tokenizer, config, splits, lengths) for rows in batches]
-            state = {"splits": splits, "lengths": dict(sorted(lengths.items()))}
-            done.commit({"tokens": pa.concat_tables(tables)}, state)
+            done.commit(
+                {"tokens": pa.concat_tables(tables)}, {"splits": splits, "lengths": dict(sorted(lengths.items()))}
+            )
             bar.update(stop - start)
     return done.manifest(
         "tokens", kind="tokens", schema=TOKEN_SCHEMA, vocab_size=tokenizer.vocab_size,

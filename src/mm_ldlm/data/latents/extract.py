@@ -124,12 +124,13 @@ def extract(records: ShardStore, *, encoder: EncoderConfig, config: ExtractConfi
     ranks = ranks_of_hosts(config, encoder.device, workspace=workspace)
     located = encoder.locate(expected=Parts(workspace, {}).earlier.get("encoder"))
     shard_rows = config.shard_rows or default_shard_rows(len(records))
-    parameters = {
-        "format": FORMAT_VERSION, "shard_rows": shard_rows, "dtype": config.dtype, "threads": config.threads,
-        **encoder.batching,
-    }  # fmt: skip
     made_by = {
-        "records": records.manifest.fingerprint, "encoder": located.fingerprint, "parameters": fingerprint(parameters),
+        "records": records.manifest.fingerprint,
+        "encoder": located.fingerprint,
+        "parameters": fingerprint({
+            "format": FORMAT_VERSION, "shard_rows": shard_rows, "dtype": config.dtype, "threads": config.threads,
+            **encoder.batching,
+        }),
     }  # fmt: skip
     job = Job(str(records.directory.resolve()), str(workspace), encoder, config, shard_rows, made_by)
     done, numbers = job.parts.begin(), job.numbers(len(records))
@@ -153,11 +154,10 @@ def commit(job: Job, located: LocatedEncoder, *, rows: int) -> Manifest:
     shards = job.parts.shards(len(job.numbers(rows)))
     store = latent_store.LatentStore(workspace, Manifest(kind=latent_store.KIND, rows=rows, shards=shards))
     column = store.fixed("latent")
-    bad = [
+    non_finite = np.concatenate([
         store.bounds(number)[0] + np.flatnonzero(~np.isfinite(column.shard(number)).all(1))
         for number in range(len(shards))
-    ]
-    non_finite = np.concatenate(bad)
+    ])  # fmt: skip
     return job.parts.commit(
         shards, kind=latent_store.KIND, schema=store.schema,
         meta={

@@ -260,8 +260,10 @@ def fit(column: FixedColumn, *, rows: npt.NDArray[np.int64], config: NormaliserC
         return Normaliser(config.kind, mean_d, scale_d, unit_norm, count)
     # Below this threshold a dimension contains only float32 rounding errors, which scaling would turn into noise.
     constant = std_d <= 1e-6 * max(float(std_d.max()), 1e-300)
-    names = tuple(np.flatnonzero(constant).tolist())
-    return Normaliser(config.kind, mean_d, np.where(constant, 1.0, std_d), unit_norm, count, constant=names)
+    return Normaliser(
+        config.kind, mean_d, np.where(constant, 1.0, std_d), unit_norm, count,
+        constant=tuple(np.flatnonzero(constant).tolist()),
+    )  # fmt: skip
 
 
 def calibrated(normaliser: Normaliser, column: FixedColumn, *, rows: npt.NDArray[np.int64]) -> Normaliser:

@@ -149,8 +149,9 @@ class Client:
         headers = {"Content-Type": "application/json", "Accept": "application/json", **self._headers}
         content = bytearray()
         try:
-            request = httpx2.Request("POST", self._url, headers=headers, content=body)
-            response = await self._transport.handle_async_request(request)
+            response = await self._transport.handle_async_request(
+                httpx2.Request("POST", self._url, headers=headers, content=body)
+            )
             try:
                 most = max_bytes if response.status_code == 200 else _REFUSAL_BYTES
                 async for block in response.aiter_raw():

@@ -28,8 +28,7 @@ class Folder:
         self._members: dict[str, zipfile.ZipInfo] = {}
         if os.path.isdir(path):
             return
-        remedy = "Give a folder or a .zip of the folder layout."
-        file = InputFile(path, remedy=remedy, error=SourceError)
+        file = InputFile(path, remedy="Give a folder or a .zip of the folder layout.", error=SourceError)
         try:
             self._zip = zipfile.ZipFile(file.check())
         except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:

@@ -70,8 +70,7 @@ class LayoutConfig(SourceConfig):
             if isinstance(name, str):
                 read.add(PurePosixPath(name).as_posix())
             try:
-                row = Row("", file, number, splits[split])
-                yield self._row(folder, item, row, opening)
+                yield self._row(folder, item, Row("", file, number, splits[split]), opening)
             except Unusable as error:
                 yield error.at(file, number)
         for name in texts:

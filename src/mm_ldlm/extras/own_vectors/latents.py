@@ -32,10 +32,13 @@ def take_over(
         )
     located = encoder.locate()
     shard_rows = config.shard_rows or default_shard_rows(len(records))
-    parameters = {"vectors": store.manifest.fingerprint, "dtype": config.dtype, "shard_rows": shard_rows}
     made_by = {
-        "records": records.manifest.fingerprint, "encoder": located.fingerprint, "parameters": fingerprint(parameters),
-    }  # fmt: skip
+        "records": records.manifest.fingerprint,
+        "encoder": located.fingerprint,
+        "parameters": fingerprint(
+            {"vectors": store.manifest.fingerprint, "dtype": config.dtype, "shard_rows": shard_rows}
+        ),
+    }
     job = Job(str(records.directory), str(workspace), encoder, config, shard_rows, made_by)
     done = job.parts.begin()
     for number in job.numbers(len(records)):

@@ -58,8 +58,8 @@ class JsonlConfig(TableFilesConfig):
                 fields = json_object(line.text)
             except Unusable as error:
                 yield error.at(str(path), line.number)
-                continue
-            yield from self.rows_of(fields, file=str(path), line=line.number)
+            else:
+                yield from self.rows_of(fields, file=str(path), line=line.number)
 
 
 @config
