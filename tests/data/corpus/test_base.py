@@ -57,17 +57,6 @@ def test_a_column_or_the_source_decides_the_split(kind: str, tmp_path: Path) -> 
     assert {row["split"] for row in out.rows} == {"validation"}
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_a_vector_is_a_list_of_numbers(kind: str, tmp_path: Path) -> None:
-    vectors = [[0.5, 1.0], [2.0, -3.0]]
-    rows = [{"text": f"text {i}", "v": str(v) if kind == "csv" else v} for i, v in enumerate(vectors)]
-    from mm_ldlm.extras.own_vectors.store import VectorStore
-
-    store = VectorStore(2, tmp_path / "vectors")
-    found = read({**written(kind, tmp_path, rows), "vector_column": "v"})
-    assert np.array_equal([store.accept(row.vector) for row in found if isinstance(row, Row)], vectors)
-
-
 def test_missing_and_odd_columns_are_bad_rows_that_name_the_columns(tmp_path: Path) -> None:
     keys = {"kind": "jsonl", **jsonl(tmp_path, [{"txet": "a"}, {"text": None}, {"text": "good", "label": ""}])}
     assert reasons(read({**keys, "label_column": "label"}))[-1] == "no_label"

@@ -1,6 +1,7 @@
 """Weights of encoders: found by name, folder, package or hub; the fingerprint is that of everything that decides vectors."""
 
 import dataclasses
+import importlib.util
 import json
 import re
 import shutil
@@ -119,19 +120,13 @@ def test_the_default_is_a_package_with_checked_weights(monkeypatch: pytest.Monke
     shutil.copytree(config.locate().folder, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
     (tmp_path / "model/model.safetensors").write_bytes(b"something else")
     (tmp_path / "__init__.py").touch()
-    spec = importlib_spec(tmp_path / "__init__.py")
+    spec = importlib.util.spec_from_file_location("package", tmp_path / "__init__.py")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     with pytest.raises(EncoderError, match=r"model\.safetensors with sha256 53aa5117"):
         config.locate()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EncoderError, match="pip install"):
         config.locate()
-
-
-def importlib_spec(path: Path) -> Any:
-    from importlib.util import spec_from_file_location
-
-    return spec_from_file_location("package", path)
 
 
 ON_THE_HUB = [name for name, spec in REGISTRY.items() if "/" in spec.source]

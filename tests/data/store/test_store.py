@@ -148,12 +148,15 @@ def whole(tmp_path: Path) -> Path:
     return tmp_path / "whole"
 
 
+def copied(whole: Path) -> Path:
+    shutil.rmtree(whole.parent / "broken", ignore_errors=True)
+    return Path(shutil.copytree(whole, whole.parent / "broken"))
+
+
 @REUSED
 @given(st.data())
 def test_damage_at_any_byte_is_refused_or_harmless(whole: Path, data: st.DataObject) -> None:
-    broken = whole.parent / "broken"
-    shutil.rmtree(broken, ignore_errors=True)
-    shutil.copytree(whole, broken)
+    broken = copied(whole)
     manifest._verified.clear()  # another process
     file = broken / data.draw(st.sampled_from(["part-000000.arrow", "part-000001.arrow", "manifest.json"]))
     before = file.read_bytes()
@@ -172,9 +175,7 @@ def test_damage_at_any_byte_is_refused_or_harmless(whole: Path, data: st.DataObj
 @given(st.data())
 def test_damage_with_a_right_checksum_never_ends_the_process(whole: Path, data: st.DataObject) -> None:
     """A store may come from another person: nothing in a shard is trusted, whatever its manifest says."""
-    broken = whole.parent / "broken"
-    shutil.rmtree(broken, ignore_errors=True)
-    shutil.copytree(whole, broken)
+    broken = copied(whole)
     file = broken / "part-000000.arrow"
     raw = file.read_bytes()
     file.write_bytes(data.draw(damages(len(raw)))(raw))

@@ -113,6 +113,13 @@ def stores(pristine: Stores, tmp_path: Path) -> Stores:
     return dataclasses.replace(pristine, root=tmp_path)
 
 
+def of_texts(records: ShardStore, sets: dict[str, Any], **limits: Any) -> dict[str, Finding]:
+    """Return what the checks of the texts find, by the name of the check."""
+    inputs, config = Inputs(records, records, TOKENIZER, {}), ValidationConfig(**limits)
+    subject = checks.Subject({}, inputs, {}, LocalEncoderConfig(), None, config, sets, 0)
+    return {finding.check: finding for finding in checks.check_texts(subject)}
+
+
 def named(outcome: Outcome, check: str) -> list[dict[str, Any]]:
     return [finding for finding in outcome.report["findings"] if finding["check"] == check]
 
@@ -284,11 +291,7 @@ def test_pitfall_14_texts_in_two_splits_and_in_evaluation_sets_are_found(
     with tempfile.TemporaryDirectory() as folder:
         records = write_records(Path(folder), rows)
         for on_leakage in ("remove", "report"):
-            subject: Any = checks.Subject(
-                {}, Inputs(records, records, TOKENIZER, {}), {}, LocalEncoderConfig(), None,
-                ValidationConfig(on_leakage=on_leakage), {"set": evaluation}, 0,
-            )  # fmt: skip
-            found = {finding.check: finding for finding in checks.check_texts(subject)}
+            found = of_texts(records, {"set": evaluation}, on_leakage=on_leakage)
             assert ("held-out rows" in found) == all(split != "test" for _, split, _ in rows)
             assert found["split leakage"].count == across if across else "split leakage" not in found
             repeats = len(rows) - sum(map(len, splits.values()))
@@ -317,9 +320,7 @@ def test_pitfall_35_groups_and_documents_in_two_splits_are_counted(
         texts = [f"text {number}" for number in range(len(rows))]
         metas = [json.dumps({"split_group": group, "piece_of": document}) for group, document, _ in rows]
         records = toy.records(Path(folder), texts, metas, splits=[split for *_, split in rows])
-        inputs = Inputs(records, records, TOKENIZER, {})
-        subject: Any = checks.Subject({}, inputs, {}, LocalEncoderConfig(), None, ValidationConfig(), {}, 0)
-        found = {finding.check: finding for finding in checks.check_texts(subject)}
+        found = of_texts(records, {})
     assert found["split leakage"].count == crossing if crossing else "split leakage" not in found
 
 

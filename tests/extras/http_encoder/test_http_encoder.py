@@ -93,7 +93,7 @@ def test_numbers_that_are_not_finite_are_returned_as_they_are(service: Service) 
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["429", "503", "408", "reset", "truncated", "not_json", "429 0.01"])
+@pytest.mark.parametrize("fault", ["429", "503", "408", "reset", "truncated", "not_json", "429 0.01", "reordered"])
 def test_a_transient_failure_loses_nothing_and_changes_nothing(fault: str, service: Service) -> None:
     service.fault = lambda number, texts: fault if number % 3 == 1 else None
     np.testing.assert_array_equal(encode(service, retries=20), np.stack([unit(text) for text in TEXTS]))
