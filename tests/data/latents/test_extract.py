@@ -78,7 +78,7 @@ def test_row_i_is_the_vector_of_record_i(tmp_path: Path, texts: list[str], shard
         shutil.rmtree(tmp_path / name, ignore_errors=True)
     stored = records(tmp_path / "records", texts)
     found = embedded(stored, tmp_path / "latents", shard_rows=shard_rows)
-    assert found.ids(slice(None)) == stored.strings("id").take(slice(None))
+    assert found.strings("id").take(slice(None)) == stored.strings("id").take(slice(None))
     vectors = np.array([digest_vector(text) for text in texts], np.float32).reshape(-1, DIM)
     np.testing.assert_array_equal(found.take(slice(None)), vectors)
     assert [shard.rows for shard in found.manifest.shards][:-1] == [shard_rows] * (max(len(texts) - 1, 0) // shard_rows)

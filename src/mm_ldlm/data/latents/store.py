@@ -53,18 +53,9 @@ class Latents(Feature):
 class LatentStore(ShardStore):
     """A finished store of kind "latents"; vectors are returned as float32, whatever the stored type."""
 
-    @property
-    def dim(self) -> int:
-        """Dimension d of the vectors."""
-        return self.fixed("latent").dim
-
     def take(self, rows: Rows) -> npt.NDArray[np.float32]:
         """Return (n, d) float32, in the requested order."""
         return self.fixed("latent").take(rows).astype(np.float32, copy=False)
-
-    def ids(self, rows: Rows) -> list[str]:
-        """Return n ids."""
-        return self.strings("id").take(rows)
 
 
 @dataclasses.dataclass(frozen=True)
