@@ -117,8 +117,13 @@ class Objective(nn.Module, ABC):
         return frozenset()
 
     def expected_first_loss(self) -> Mapping[str, float]:
-        """Return the value of each reported loss (sum ÷ count) at initial weights where it is known, such as log V."""
-        return {}
+        """Return the value of each reported loss (sum ÷ count) at initial weights where it is known, such as log V.
+
+        By default the NLL of equal logits under the text process, if there is one: text heads start at 0.
+        """
+        process = getattr(self, "process", None)
+        found = None if process is None else process.initial_nll()
+        return {} if found is None else {"text_nll": found}
 
     def attach(self, model: nn.Module) -> None:
         """Make the modules that depend on the model, such as a head on its features.

@@ -262,11 +262,6 @@ class ModalityObjective(Objective):
             idle, given = {"text_head", "length_head", f"null_{name}"}, {"text_embedding"}
         return frozenset(idle | given if trained and self.config.freezes_inputs else idle)
 
-    def expected_first_loss(self) -> dict[str, float]:
-        """Return the NLL of equal logits, because the text head starts at 0."""
-        found = self.process.initial_nll()
-        return {} if found is None else {"text_nll": found}
-
     def generative_model(self, model: nn.Module) -> ModalityGeneration:
         return ModalityGeneration(model, self.shape, self.process, self.config, modality=self.modality)
 

@@ -77,11 +77,6 @@ class TextDiffusion(Objective):
         self.units: dict[str, Unit] = {"text_loss": "tokens", "length_loss": "examples", "z_loss": "tokens"}
         self.idle_parts = frozenset({"length_head"} if config.length_weight == 0 else ())
 
-    def expected_first_loss(self) -> dict[str, float]:
-        """Return the NLL of equal logits, because the text head starts at 0."""
-        found = self.process.initial_nll()
-        return {} if found is None else {"text_nll": found}
-
     def generative_model(self, model: nn.Module) -> GenerativeModel:
         return TextGeneration(model, self.shape, self.process, self.config)
 

@@ -1,7 +1,5 @@
 """`comparison`: run the members, collect their results, report them."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def run_members(
-    plan: dict[str, Any], folder: Path, comparison: ComparisonConfig, tracking: dict[str, Any]
+    plan: dict[str, Any], folder: Path, comparison: "ComparisonConfig", tracking: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Run every member with every seed, each in its own process; return how they ended.
 
@@ -44,10 +42,10 @@ def run_members(
 def collect_results(
     plan: dict[str, Any],
     outcomes: list[dict[str, Any]],
-    comparison: ComparisonConfig,
-    evaluation: EvaluationConfig,
+    comparison: "ComparisonConfig",
+    evaluation: "EvaluationConfig",
     seed: int,
-) -> tuple[dict[str, Any], pd.DataFrame]:
+) -> "tuple[dict[str, Any], pd.DataFrame]":
     """Collect the results of all finished members with their paired differences, and the table of all members."""
     import pandas as pd
 
@@ -65,7 +63,7 @@ def collect_results(
     return results, pd.DataFrame(results["rows"])
 
 
-def report_members(results: dict[str, Any], reporting: ReportingConfig) -> tuple[str, dict[str, go.Figure]]:
+def report_members(results: dict[str, Any], reporting: "ReportingConfig") -> "tuple[str, dict[str, go.Figure]]":
     """Render the page of the comparison, and its figures by name."""
     from mm_ldlm.extras.comparison.page import report
 

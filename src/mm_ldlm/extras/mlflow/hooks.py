@@ -1,7 +1,5 @@
 """Hooks that record a run in MLflow: what was executed, with which parameters, on what data, and what came out."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import json
@@ -63,11 +61,11 @@ class TrackingHooks:
     # -- the run -------------------------------------------------------------------------------------------------------
 
     @hook_impl
-    def after_context_created(self, context: KedroContext) -> None:
+    def after_context_created(self, context: "KedroContext") -> None:
         self._project = context.project_path
 
     @hook_impl
-    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: "Pipeline", catalog: "CatalogProtocol") -> None:
         """Open the MLflow run, and save its address to the catalog for the nodes."""
         from mm_ldlm.distributed.environment import hosts
         from mm_ldlm.training.checkpoints.weights import flat
@@ -182,7 +180,7 @@ class TrackingHooks:
         kinds = ", ".join(f"{part} {config[part].get('kind')}" for part in ("model", "objective") if part in config)
         self._facts["run"] = f"{name}: {kinds}, {tags['step']} steps, fingerprint {tags['run_fingerprint']}"
 
-    def _record_dataset(self, dataset: Dataset) -> None:
+    def _record_dataset(self, dataset: "Dataset") -> None:
         """Record the validated dataset and its stores with their fingerprints."""
         place, root = dataset.directory.resolve(), self._project.resolve()
         name = place.relative_to(root).as_posix() if place.is_relative_to(root) else place.name

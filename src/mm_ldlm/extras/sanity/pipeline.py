@@ -1,7 +1,5 @@
 """`sanity`: run the checks, and raise an error if one of them failed."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,14 +18,14 @@ log = logging.getLogger(__name__)
 
 
 def check_configuration(
-    dataset: Dataset,
+    dataset: "Dataset",
     runs: Path,
-    model: ModelConfig,
-    objective: ObjectiveConfig,
-    training: TrainingConfig,
-    encoder: EncoderConfig,
+    model: "ModelConfig",
+    objective: "ObjectiveConfig",
+    training: "TrainingConfig",
+    encoder: "EncoderConfig",
     seed: int,
-    sanity: SanityConfig,
+    sanity: "SanityConfig",
 ) -> list[dict[str, Any]]:
     """Run the checks; return a table of name, finding and remedy (empty if the check passed)."""
     import dataclasses

@@ -34,8 +34,8 @@ from mm_ldlm.objectives.text_loss import by_time, corrupt, length_loss, text_los
 from mm_ldlm.sampling.base import DiffusionSampler, unfit
 from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample
 from mm_ldlm.sampling.gaussian import DdimConfig
-from mm_ldlm.sampling.guidance import guide_prediction, no_condition
 from mm_ldlm.sampling.joint import JointDenoiser, together
+from mm_ldlm.sampling.logit_filters import guide_prediction, no_condition
 from mm_ldlm.sampling.registry import text_sampler
 
 

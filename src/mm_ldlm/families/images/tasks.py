@@ -1,7 +1,5 @@
 """Sampling tasks on images: images of captions, captions of images, and both together."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mm_ldlm.pipelines.sampling.tasks import Columns, Task, held_out, text_rows
@@ -20,7 +18,7 @@ class ImageTask(Task):
     sections = ("sampling", "images")
 
     @property
-    def own(self) -> ImageTasksConfig:
+    def own(self) -> "ImageTasksConfig":
         """Parameters of the tasks on images."""
         return self.parameters.images.sampling
 
@@ -30,7 +28,7 @@ class CaptionToImage(ImageTask):
 
     columns: ClassVar[Columns] = {"id": "string", "source": "string", "image": "object", "model_calls": "int64"}
 
-    def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
+    def sample(self, model: "MMLDLM", dataset: "Dataset", *, seed: int) -> "list[pd.DataFrame]":
         held = held_out(self.sampling, dataset, seed)
         made = model.images.draw_tokens(held.tokens, held.texts, sampler=self.own.image, seed=seed)
         return [made.to_frame().assign(id=list(held.ids), source=list(held.texts))]
@@ -47,7 +45,7 @@ class ImageToCaption(ImageTask):
     sampler_at, length_at = "images.sampling.caption", "images.sampling.length"
     fits_window = True
 
-    def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
+    def sample(self, model: "MMLDLM", dataset: "Dataset", *, seed: int) -> "list[pd.DataFrame]":
         from mm_ldlm.data.sentences import rows_of_ids
 
         held = held_out(self.sampling, dataset, seed)
@@ -68,5 +66,5 @@ class ImageText(ImageTask):
         super().__init__(name, **sections)
         self.length = "sample"
 
-    def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
+    def sample(self, model: "MMLDLM", dataset: "Dataset", *, seed: int) -> "list[pd.DataFrame]":
         return [model.images.generate(self.own.joint_count, steps=self.own.joint_steps, seed=seed).to_frame()]
