@@ -237,7 +237,7 @@ def test_the_store_has_the_pixels_of_every_record_in_order(
     assert made(records, tmp_path)[1] == manifest
     assert written.stat().st_mtime_ns == before, "a finished store of the same records and size is kept"
     other, _ = made(records, tmp_path, channels=3)
-    assert (other.dim, other.directory != images.directory) == (48, True)
+    assert (other.fixed("latent").dim, other.directory != images.directory) == (48, True)
 
 
 @pytest.mark.parametrize("change", ["other pixels", "more pixels", "removed"])
