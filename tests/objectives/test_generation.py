@@ -5,12 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.components import OBJECTIVES_AND_OPTIONS, SHAPE, configs_of, labelled, random_batch, root_of
+from tests.sampling.toys import build
 from torch import Tensor
 
 from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.base import Batch
+from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
@@ -118,9 +122,9 @@ def test_lengths_are_distributions_where_they_were_trained(kind: str, options: d
     config, model = configs_of(kind, options)
     made = root.objective.generative_model(root.model)
     refusals = config.capabilities(model).untrained_lengths
-    for use, given in (("l2t", True), ("unconditional", False)):
+    for use, conditional in (("l2t", True), ("unconditional", False)):
         if made.has_length and use in config.capabilities(model) and not refusals.get(use, "no distribution"):
-            values_Bd = batch.fields[made.field] if given else None
+            values_Bd = batch.fields[made.field] if conditional else None
             found = made.length_log_probs(values_Bd, rows=4)
             assert found.shape == (4, SHAPE.max_length)
             torch.testing.assert_close(found.exp().sum(-1), torch.ones(4))
@@ -190,3 +194,16 @@ def test_a_sampler_that_returns_anything_but_a_sample_of_its_canvas_is_refused(r
         made.write(
             canvas_BL, canvas_BL > 0, latents_Bd=None, sampler=sampler, generator=RowGenerator(0, torch.arange(2))
         )
+
+
+@given(st.integers(1, 50), st.integers(1, 50))
+def test_a_number_beyond_the_model_is_for_samplers_that_exceed_its_window(length: int, longest: int) -> None:
+    run = Capabilities(uses=frozenset({"l2t"}), process=build().traits, trained_as="a toy")
+    blocks, plain = text_sampler("blocks", inner={"kind": "confidence"}), text_sampler("confidence")
+    for sampler in (None, plain):
+        reason = run.length_refusal(length, "l2t", max_length=longest, sampler=sampler)
+        assert (reason is None) == (length <= longest)
+        assert reason is None or (str(length) in reason and str(longest) in reason and "'blocks'" in reason)
+    assert run.length_refusal(length, "l2t", max_length=longest, sampler=blocks) is None
+    for word in (None, "argmax", "sample"):
+        assert run.length_refusal(word, "l2t", max_length=1) is None
