@@ -70,10 +70,9 @@ def _write_dataset(
     `latents` (n, d) and `token_vectors` (23, d) are written where given; the normaliser is fitted to the latents.
     """
     import numpy as np
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tests.data.corpus.examples import word_tokenizer
 
     from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
-    from mm_ldlm.data.corpus.tokenizer import TextTokenizer
     from mm_ldlm.data.corpus.tokens import TOKEN_SCHEMA
     from mm_ldlm.data.dataset import commit
     from mm_ldlm.data.index import INDEX_SCHEMA
@@ -81,10 +80,7 @@ def _write_dataset(
     from mm_ldlm.data.latents.store import schema
     from mm_ldlm.data.store import write_store
 
-    words = {f"w{i}": i for i in range(20)} | {"[UNK]": 20, "[PAD]": 21, "[MASK]": 22}
-    base = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = TextTokenizer(base, max_length=max_length)
+    tokenizer = word_tokenizer(*(f"w{i}" for i in range(20)), max_length=max_length)
     tokenizer.save(root / "tokenizer")
     names = list(ids) if ids is not None else [record_id(text) for text in texts]
     tokens = tokenizer.encode(texts)

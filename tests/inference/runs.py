@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tests.data.corpus.examples import word_tokenizer
 
 from mm_ldlm.core import parse_kind, to_dict
 from mm_ldlm.core.files import write_json
@@ -30,10 +30,8 @@ LATENTS = np.eye(4, DIM, dtype=np.float32)
 
 @functools.cache
 def tokenizer(words: int = WORDS, length: int = LENGTH) -> TextTokenizer:
-    """Make the tokenizer of the words w0 … w19; every other word is [UNK]."""
-    base = Tokenizer(models.WordLevel({f"w{i}": i for i in range(words)} | {"[UNK]": words}, unk_token="[UNK]"))
-    base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return TextTokenizer(base, max_length=length)
+    """Make the tokenizer of the words w0, w1 …; every other word is [UNK]."""
+    return word_tokenizer(*(f"w{i}" for i in range(words)), max_length=length)
 
 
 def normaliser(*, typical: tuple[float, float] | None = None) -> Normaliser:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.data.corpus.examples import word_tokenizer
 from tests.training import task
 from tests.training.test_checkpointer import rewrite
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from mm_ldlm.core import CheckpointError, FreezingError
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
@@ -21,10 +21,7 @@ WORDS = [f"word{i}" for i in range(20)]
 
 def run_on(words: list[str], root: Path, name: str, kind: str = "text_diffusion", **training: Any) -> loop.Run:
     """Build a run whose tokenizer has these words in this order."""
-    vocabulary = {word: i for i, word in enumerate([*words, "[UNK]", "[PAD]", "[MASK]"])}
-    base = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    base.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made = TextTokenizer(base, max_length=12)
+    made = word_tokenizer(*words, max_length=12)
     made.save(place := root / f"tokenizer-{name}")
     sizes = {"vocab_size": made.vocab_size, "pad_id": made.pad_id, "mask_id": made.mask_id}
     spec = task.spec(kind, shape=dataclasses.replace(task.SHAPE, **sizes, max_length=12), run_name=name, **training)
