@@ -63,7 +63,8 @@ def run(dataset: Dataset, name: str, *, objective: dict[str, Any] = LEARNED) -> 
         objective=parse_kind(OBJECTIVES, objective, at="objective"),
         training=_training(name),
     )  # fmt: skip
-    return train(spec, root=runs).directory
+    train(spec, root=runs)
+    return runs / name
 
 
 def _training(name: str) -> Any:
