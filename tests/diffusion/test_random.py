@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from mm_ldlm.diffusion.random import RowGenerator, antithetic, stratified
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.times import antithetic, stratified
 
 
 def generator(seed: int = 0, rows: int = 64) -> RowGenerator:

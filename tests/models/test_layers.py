@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.models.embeddings import mean_features, sinusoid
+from mm_ldlm.models.embeddings import sinusoid
 from mm_ldlm.models.fused_qkv import PrepareQKV, short_attention
+from mm_ldlm.models.heads import mean_features
 from mm_ldlm.models.layers import (
     EPSILON,
     SHORT,

@@ -11,7 +11,8 @@ from mm_ldlm.core import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.distributions import forbid_, normalise_
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.denoising import TextDenoiser
-from mm_ldlm.sampling.logit_filters import Draw, draw_tokens, guide_log_probs, guide_prediction, sharpen
+from mm_ldlm.sampling.guidance import guide_log_probs, guide_prediction
+from mm_ldlm.sampling.logit_filters import Draw, draw_tokens, sharpen
 from mm_ldlm.sampling.registry import text_sampler
 from mm_ldlm.sampling.search import SearchConfig
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from mm_ldlm.core import config
 from mm_ldlm.diffusion.distributions import TokenLosses, categorical
 from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, Vocabulary
-from mm_ldlm.diffusion.random import RowGenerator, stratified
+from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, LogLinear, MaskSchedule, SmallestTime
+from mm_ldlm.diffusion.times import stratified
 
 CONSTANT = 2.0
 """Weight of a masked token under `constant`: with the log-linear schedule a token has the same weight on average as

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from mm_ldlm.core import Kinds, NonNegativeInt, PositiveInt, config
 from mm_ldlm.diffusion.distributions import TokenLosses, forbid_, normalise_, token_loss
-from mm_ldlm.diffusion.random import RowGenerator, antithetic, stratified
+from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
+from mm_ldlm.diffusion.times import antithetic, stratified
 
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(noisy_BL, t_B float32, scored_BL) → logits_MV at the scored positions, in row-major order.

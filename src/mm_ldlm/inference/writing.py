@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from tqdm import tqdm
 
 from mm_ldlm.core import PositiveInt, SamplingError, check, show
-from mm_ldlm.data.batching import batches_by_length, lanes_of, side_by_side
+from mm_ldlm.data.inference_batches import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.denoising import TextSample

@@ -14,16 +14,8 @@ from torch.nn import functional as F
 
 from mm_ldlm.core import PositiveFloat, config
 from mm_ldlm.models.base import DataShape, TextModel, TextOutput, build_on_meta
-from mm_ldlm.models.embeddings import (
-    TIME_FACTOR,
-    TIME_FEATURES,
-    Conditioner,
-    LengthPrior,
-    TextHead,
-    TokenTable,
-    mean_features,
-    sinusoid,
-)
+from mm_ldlm.models.embeddings import TIME_FACTOR, TIME_FEATURES, Conditioner, TokenTable, sinusoid
+from mm_ldlm.models.heads import LengthPrior, TextHead, mean_features
 from mm_ldlm.models.layers import Block, ModulatedOptions, key_mask, rope_table, run_block
 from mm_ldlm.models.parts import tag
 

@@ -16,18 +16,8 @@ from torch.nn import functional as F
 
 from mm_ldlm.core import NonNegativeInt, Size, config, refuse_if
 from mm_ldlm.models.base import DataShape, TextAndLatentModel, TextAndLatentOutput, build_on_meta
-from mm_ldlm.models.embeddings import (
-    TIME_FEATURES,
-    Conditioner,
-    LatentHead,
-    LatentTokens,
-    LengthHead,
-    NullEmbedding,
-    TextHead,
-    TokenTable,
-    mean_features,
-    sinusoid,
-)
+from mm_ldlm.models.embeddings import TIME_FEATURES, Conditioner, LatentTokens, NullEmbedding, TokenTable, sinusoid
+from mm_ldlm.models.heads import LatentHead, LengthHead, TextHead, mean_features
 from mm_ldlm.models.layers import (
     EPSILON,
     Block,

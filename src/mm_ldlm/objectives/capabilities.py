@@ -12,7 +12,7 @@ from typing import Any, Literal
 from mm_ldlm.core import ConfigurationError, Registry, SamplingError
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.base import unfit
-from mm_ldlm.sampling.logit_filters import no_condition
+from mm_ldlm.sampling.guidance import no_condition
 
 _WORDS = {
     "l2t": "write texts from latents",

@@ -17,8 +17,10 @@ from torch.nn import functional as F
 
 from mm_ldlm.core import Fraction, NonNegativeFloat, PositiveFloat, config, refuse_if
 from mm_ldlm.diffusion import gaussian
-from mm_ldlm.diffusion.random import RowGenerator, antithetic
+from mm_ldlm.diffusion.min_snr import loss_weight
+from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule, Scales, SmallestTime
+from mm_ldlm.diffusion.times import antithetic
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import (
     CONDITION_DROPOUT,
@@ -30,6 +32,7 @@ from mm_ldlm.objectives.base import (
     dropped,
 )
 from mm_ldlm.objectives.gaussian_generation import ModalityGeneration
+from mm_ldlm.objectives.self_conditioning import self_condition
 from mm_ldlm.objectives.text_loss import NoisyTexts, by_time, corrupt, length_loss, text_losses
 
 
@@ -74,7 +77,7 @@ class GaussianModality(nn.Module):
         """
         kind, scales, name = self.parameterisation, noisy.scales, self.name
         want_Bd = gaussian.target(kind, noisy.x0_Bd, noisy.noise_Bd, scales)
-        w_B = gaussian.loss_weight(
+        w_B = loss_weight(
             getattr(self.config, f"{name}_loss"), scales.snr_B, parameterisation=kind, gamma=self.config.min_snr_gamma
         )
         error_B = torch.where(real_B, (prediction_Bd.float() - want_Bd).square().mean(1), 0.0)
@@ -95,22 +98,6 @@ def value_times(batch: Batch, generator: RowGenerator, *, t_min: float) -> Tenso
     everyone = torch.arange(batch.global_size, device=batch.position_B.device)
     order = torch.argsort(RowGenerator(generator.seed, everyone).fork("comb").uniform())
     return antithetic(u, order[batch.position_B.clamp(max=batch.global_size - 1)], batch.global_size, t_min)
-
-
-def self_condition(
-    model: Any, modality: GaussianModality, tokens_BL: Tensor, inputs: dict[str, Any], generator: RowGenerator
-) -> Tensor:
-    """Estimate x_0 (B, d) for self-conditioning, in a first pass without gradient; zeros in half of the steps.
-
-    The choice is one for all examples and ranks. `inputs` are the arguments of the model in the second pass
-    (arXiv:2208.04202, §3.2).
-    """
-    zeros_Bd = torch.zeros_like(inputs["latents_Bd"])
-    if generator.shared_draw("self_condition") >= 0.5:
-        return zeros_Bd
-    with torch.no_grad():
-        first = model(tokens_BL, **inputs, self_condition_Bd=zeros_Bd, heads=("latent",))
-        return modality.x0(first.latent_Bd, inputs["latents_Bd"], inputs["t_latent_B"])
 
 
 # -- options -----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ from mm_ldlm.diffusion.masked import unmask_probability
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
-from mm_ldlm.sampling.logit_filters import draw_tokens, guide_log_probs, guide_prediction, no_condition
+from mm_ldlm.sampling.guidance import guide_log_probs, guide_prediction, no_condition
+from mm_ldlm.sampling.logit_filters import draw_tokens
 
 Logits = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(tokens_AL, t_A, rows_A, evaluated_AL) → logits_MV at the M evaluated positions of the texts `rows_A` of the request.

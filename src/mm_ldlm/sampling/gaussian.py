@@ -23,8 +23,8 @@ from mm_ldlm.diffusion.gaussian import FLOOR, Parameterisation, to_x0_and_eps
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule, Scales
 from mm_ldlm.sampling.base import Overridable
+from mm_ldlm.sampling.guidance import guide_prediction, no_condition
 from mm_ldlm.sampling.limits import Draws, Guidance, Steps
-from mm_ldlm.sampling.logit_filters import guide_prediction, no_condition
 
 Predict = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(x_Bd, t_B, previous estimate of x0 (B, d) or None) → prediction (B, d) in the model's parameterisation."""

@@ -1,4 +1,4 @@
-"""Temperature, top-k and top-p, the draw of tokens from the filtered distribution, and classifier-free guidance.
+"""Temperature, top-k and top-p, and the draw of tokens from the filtered distribution.
 
 A token is drawn by inverting the cumulative distribution at one float64 uniform number per position. Gumbel noise in
 float32 is truncated, which silently lowers the temperature (arXiv:2409.02908), and needs one number per logit.
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.distributions import categorical, parts
 
 
@@ -60,28 +59,3 @@ def draw_tokens(log_probs_MV: Tensor, u_M: Tensor, draw: Draw) -> Tensor:
 
 
 # -- guidance ----------------------------------------------------------------------------------------------------------
-
-
-def guide_log_probs(conditional_MV: Tensor, unconditional_MV: Tensor, *, scale: float) -> Tensor:
-    """Compute `γ·log p_cond + (1−γ)·log p_uncond`, normalised again (arXiv:2412.10193).
-
-    Both arguments are log-probabilities. Tokens that the conditional distribution excludes (−inf) stay excluded for
-    every γ.
-    """
-    excluded_MV = torch.isneginf(conditional_MV)
-    floor = torch.finfo(unconditional_MV.dtype).min / 1e4  # γ·(−inf) + (1−γ)·(−inf) would be NaN
-    mixed_MV = scale * conditional_MV.clamp_min(floor) + (1 - scale) * unconditional_MV.clamp_min(floor)
-    return torch.log_softmax(mixed_MV.masked_fill(excluded_MV, -torch.inf), dim=-1)
-
-
-def guide_prediction(conditional: Tensor, unconditional: Tensor, *, scale: float) -> Tensor:
-    """Compute `u + g(c − u)` of two predictions or two outputs of one shape (arXiv:2207.12598)."""
-    return unconditional + scale * (conditional - unconditional)
-
-
-def no_condition(scale: float) -> SamplingError:
-    """Make the error for guidance of a denoiser that has no unconditional prediction."""
-    return SamplingError(
-        f"guidance {scale} needs an unconditional prediction, but this model was trained without dropping its "
-        "condition, or it has no condition here. Set guidance to 1."
-    )

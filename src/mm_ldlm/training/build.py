@@ -13,6 +13,7 @@ from mm_ldlm.models.parts import freeze
 from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.training.batch_plan import BatchPlan, Loader
 from mm_ldlm.training.checkpointer import Checkpointer
+from mm_ldlm.training.counters import seed_everything, step_seed
 from mm_ldlm.training.data import Data, token_counts
 from mm_ldlm.training.diagnostics import Diagnostics
 from mm_ldlm.training.initial import initialise
@@ -22,7 +23,6 @@ from mm_ldlm.training.loop import Run
 from mm_ldlm.training.precision import resolve
 from mm_ldlm.training.preview import Preview, task_of
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.state import seed_everything, step_seed
 from mm_ldlm.training.stepper import Stepper
 from mm_ldlm.training.throughput import Throughput
 from mm_ldlm.training.validation import Validation

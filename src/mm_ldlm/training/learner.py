@@ -19,10 +19,10 @@ from mm_ldlm.training.checkpoints.weights import (
     saved_tensors,
 )
 from mm_ldlm.training.config import TrainingConfig
+from mm_ldlm.training.counters import TrainingState
 from mm_ldlm.training.ema import Ema
 from mm_ldlm.training.guard import Guard
 from mm_ldlm.training.optimizer import Optimization
-from mm_ldlm.training.state import TrainingState
 
 _OTHER = (
     "Restore the file, continue from an earlier checkpoint under a new name (training.run_name=NEW,training.resume=RUN/"

@@ -18,9 +18,9 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.batch_plan import Source
+from mm_ldlm.training.counters import step_seed
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.state import step_seed
 
 MOST = 0.01
 """Largest fraction of the time that the sentences take; a slower model shows them at a longer interval"""

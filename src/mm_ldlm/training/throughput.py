@@ -8,7 +8,7 @@ import torch
 
 from mm_ldlm.training.batch_plan import Loader, Planned
 from mm_ldlm.training.config import TrainingConfig
-from mm_ldlm.training.state import TrainingState
+from mm_ldlm.training.counters import TrainingState
 
 
 class Throughput:

@@ -13,9 +13,9 @@ from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.training.batch_plan import BatchPlan, Loader, Source
+from mm_ldlm.training.counters import step_seed
 from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.state import step_seed
 
 _SCORES: tuple[str, ...] = ("score", "score_given_latent")
 """Uses with a likelihood of texts, the preferred one first"""

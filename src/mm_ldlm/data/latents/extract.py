@@ -31,9 +31,9 @@ from tqdm import tqdm
 
 from mm_ldlm.core import ConfigurationError, EncoderError, parse, to_dict
 from mm_ldlm.core.files import InputFile, write_json
-from mm_ldlm.data.batching import lanes_of
 from mm_ldlm.data.encoders import Encoder, EncoderConfig, LocatedEncoder, load_encoder, parse_encoder
 from mm_ldlm.data.engines import Engine
+from mm_ldlm.data.inference_batches import lanes_of
 from mm_ldlm.data.latents import store as latent_store
 from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.store import Manifest, ShardStore

@@ -26,7 +26,7 @@ from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG
 from mm_ldlm.training.checkpoints.weights import identity_of, load_tensors, saved_tensors
-from mm_ldlm.training.state import TrainingState
+from mm_ldlm.training.counters import TrainingState
 
 Timesteps = Literal["none", "plain"]
 """How a model of the format `ddit` was trained: without its timestep (MDLM's default), or with t in [0, 1] itself."""

@@ -15,8 +15,9 @@ from torch import Tensor
 from mm_ldlm.core import Repeats, config
 from mm_ldlm.diffusion.masked import Masking, unmask_probability
 from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcessConfig, TokenLosses, Vocabulary
-from mm_ldlm.diffusion.random import RowGenerator, antithetic, stratified
+from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, LogLinear
+from mm_ldlm.diffusion.times import antithetic, stratified
 
 
 @config

@@ -16,7 +16,8 @@ from mm_ldlm.core import ConfigurationError, bounded, config
 from mm_ldlm.diffusion.distributions import TokenLosses, categorical, normalise_
 from mm_ldlm.diffusion.masked import copy_tokens
 from mm_ldlm.diffusion.process import TextProcess, TextProcessConfig, Vocabulary
-from mm_ldlm.diffusion.random import RowGenerator, antithetic
+from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.diffusion.times import antithetic
 
 
 @config

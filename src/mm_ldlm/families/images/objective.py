@@ -19,8 +19,9 @@ from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.distributions import forbid_
 from mm_ldlm.diffusion.masked import AbsorbingConfig
 from mm_ldlm.diffusion.process import TEXT_PROCESSES
-from mm_ldlm.diffusion.random import RowGenerator, antithetic
+from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GAUSSIAN_SCHEDULES, CosineLatents
+from mm_ldlm.diffusion.times import antithetic
 from mm_ldlm.families.images.model import TextAndImageModel, TextVectorsAndImageModel
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, require_interface

@@ -24,8 +24,9 @@ from mm_ldlm.core import config
 from mm_ldlm.diffusion.distributions import TokenLosses, categorical
 from mm_ldlm.diffusion.masked import Masking, unmask_probability
 from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, Vocabulary
-from mm_ldlm.diffusion.random import RowGenerator, stratified
+from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, LogLinear, MaskSchedule, SmallestTime
+from mm_ldlm.diffusion.times import stratified
 
 _LARGEST_EXPONENT = 700.0
 """e to this power is finite in float64."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mm_ldlm.core import CheckpointError
-from mm_ldlm.training.state import TrainingState, seed_everything
+from mm_ldlm.training.counters import TrainingState, seed_everything
 
 FIELDS = [field.name for field in dataclasses.fields(TrainingState)]
 
