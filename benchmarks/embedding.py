@@ -47,9 +47,7 @@ def measure(sentences: int, rounds: int) -> list[dict[str, Any]]:
             for number in range(rounds):
                 workspace = Path(temporary) / f"latents-{number}"
                 start, busy = time.perf_counter(), _cpu_seconds()
-                extract(
-                    records, encoder=LocalEncoderConfig(), config=ExtractConfig(progress=False), workspace=workspace
-                )
+                extract(records, encoder=LocalEncoderConfig(), config=ExtractConfig(), workspace=workspace)
                 ours.append(sentences / (time.perf_counter() - start))
                 cpu["ours"].append(_cpu_seconds() - busy)
                 start, busy = time.perf_counter(), _cpu_seconds()

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_ldlm.app.progress import Follower, ProgressSink, progress_line, sentence
+from mm_ldlm.core import progress
+from mm_ldlm.core.progress import shown
 from mm_ldlm.training.jsonl import Tracker
 
 
@@ -45,7 +47,7 @@ def test_a_follower_misses_no_line_and_survives_its_sinks(tmp_path: Path, caplog
 
 def test_progress_is_shown_in_lines_and_events_as_warnings(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    sink = ProgressSink(3, quiet_seconds=0.0)
+    sink = ProgressSink(3)
     sink([{"step": 1, "loss": "nan", "lr": 0.1}, {"step": 2, "loss": 2.0, "lr": 0.1, "seconds_left": 3700.0}])
     sink(
         [
@@ -61,24 +63,31 @@ def test_progress_is_shown_in_lines_and_events_as_warnings(caplog: pytest.LogCap
     assert "step-1" in caplog.text
 
 
-@given(st.dictionaries(st.sampled_from(["loss", "lr", "grad_norm", "tokens_per_second", "seconds_left", "skipped"]),
-                       st.one_of(st.floats(), st.sampled_from(["nan", "inf", "x", None]))))  # fmt: skip
-def test_any_line_of_the_log_can_be_shown(line: dict[str, Any]) -> None:
-    line = {
-        **line,
-        "seconds_left": None if line.get("seconds_left") in (float("inf"), "inf") else line.get("seconds_left"),
-    }
-    if isinstance(line["seconds_left"], float) and not 0 <= line["seconds_left"] < 1e9:
-        line["seconds_left"] = 5.0
-    if line["seconds_left"] == "nan":
-        line["seconds_left"] = None
-    assert progress_line({"step": 1, **line}, max_steps=2, smoothed=None).isprintable()
+@given(st.dictionaries(st.sampled_from(["loss", "lr", "grad_norm", "tokens_per_second", "skipped"]),
+                       st.one_of(st.floats(), st.sampled_from(["nan", "inf", "x", None]))),
+       st.floats(0, 1e9) | st.none())  # fmt: skip
+def test_any_line_of_the_log_can_be_shown(line: dict[str, Any], left: float | None) -> None:
+    assert progress_line({"step": 1, "seconds_left": left, **line}, max_steps=2, smoothed=None).isprintable()
 
 
 def test_the_remaining_time_includes_the_pipelines_after_the_training() -> None:
     line = {"step": 1, "seconds_left": 60.0, "seconds": 40.0}
     shown = [progress_line(line, max_steps=2, smoothed=None, later=later) for later in (0.0, 20.0, None)]
     assert ["60 s left" in shown[0], "80 s left" in shown[1], "80 s left" in shown[2]] == [True] * 3
+
+
+def test_a_long_loop_is_a_line_of_the_log_at_intervals(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert [*shown("abc", total=3, desc="soon", unit="rows")] == [*"abc"]
+    assert not caplog.text
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    with shown(desc="counted", unit="rows") as bar:
+        bar.update(7)
+    assert [*shown("abc", total=3, desc="looped", unit="rows")] == [*"abc"]
+    assert all(words in caplog.text for words in ("counted: 7 rows", "looped: 3 of 3 rows"))
+    assert not capsys.readouterr().err.strip()
 
 
 def test_sentences_are_one_line() -> None:

@@ -105,7 +105,7 @@ def ingested(folder: Path, source: dict[str, Any], written: Written, options: di
 
     treatment = options.pop("tokens", None)
     limits = treatment and parse(TokenizerConfig, {"max_length": 8, "too_long": treatment}, at="tokenizer")
-    defaults = {"max_bad_fraction": 1.0, "max_row_bytes": MAX_BYTES, "progress": False}
+    defaults = {"max_bad_fraction": 1.0, "max_row_bytes": MAX_BYTES}
     config = parse(IngestionConfig, {"sources": [source], **defaults, **options}, at="ingestion")
     workspace, quarantine = folder / "records", folder / "quarantine"
     records, refused, report = ingest(

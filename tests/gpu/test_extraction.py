@@ -54,7 +54,7 @@ def test_latents_of_a_device_are_those_of_the_cpu_and_repeat(device: str, tmp_pa
     count = 96 if device == "cpu" else 20_000
     store = records(tmp_path / "records", count)
     config = LocalEncoderConfig(path=encoder(tmp_path / "encoder", small=device == "cpu"), device=device, max_length=32)
-    extraction = ExtractConfig(shard_rows=1024, progress=False, processes=1)
+    extraction = ExtractConfig(shard_rows=1024, processes=1)
     for name in ("first", "second"):
         started = time.perf_counter()
         extract(store, encoder=config, config=extraction, workspace=tmp_path / name)

@@ -16,7 +16,7 @@ from mm_ldlm.app.datasets import WorkspaceDataset
 from mm_ldlm.app.locks import FOLDERS, lock_folders
 from mm_ldlm.app.parameters import SECTIONS, check_machine, check_parameters
 from mm_ldlm.app.progress import Follower, ProgressSink, follower_of
-from mm_ldlm.core import ConfigurationError, duration
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.core.files import refuse_other, remove_temporaries
 from mm_ldlm.data.features import from_encoder
 from mm_ldlm.distributed.environment import hosts
@@ -101,7 +101,8 @@ class ProjectHooks:
                 if path := getattr(entry, "_filepath", None) or getattr(entry, "_path", None):  # of a killed run
                     remove_temporaries(path)
                     remove_temporaries(Path(path).parent)
-            self._announce(executed)
+            log.info("this run: %s; %d nodes", " → ".join(executed), sum(map(len, executed.values())))
+            log.info("results: %s", self._outputs)
         self._last = None
 
     def _check_machine(self, pipeline: Pipeline, typed: Mapping[str, Any]) -> None:
@@ -141,14 +142,6 @@ class ProjectHooks:
     def _outputs(self) -> Path:
         """The folder of samples, metrics and report."""
         return Path(self._entries[TIMINGS]["filepath"]).parents[1]
-
-    def _announce(self, executed: Mapping[str, list[str]]) -> None:
-        """Log what the run will do, where its results will be and how long its pipelines took before."""
-        log.info("this run: %s; %d nodes", " → ".join(executed), sum(map(len, executed.values())))
-        log.info("results: %s", self._outputs)
-        earlier = sum(self._earlier.get(name, 0.0) for name in executed)
-        if earlier:
-            log.info("time: the last run here took %s", duration(earlier))
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 

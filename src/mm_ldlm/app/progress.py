@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core import duration, reason_of, show
+from mm_ldlm.core.progress import QUIET_SECONDS
 from mm_ldlm.training.checkpoints.reference import LOG
 from mm_ldlm.training.jsonl import follow, number
 
@@ -70,14 +71,14 @@ def follower_of(inputs: Mapping[str, Any], sink: Sink) -> Follower:
 
 
 class ProgressSink:
-    """Shows one line that is rewritten on a terminal, or a new line every `quiet_seconds` elsewhere (files, CI).
+    """Shows one line that is rewritten on a terminal, or a new line every minute elsewhere (files, CI).
 
     Args:
         later: seconds of the pipelines of the run that follow the training; None: unknown.
     """
 
-    def __init__(self, max_steps: int, *, later: float | None = 0.0, quiet_seconds: float = 15.0) -> None:
-        self.max_steps, self.later, self.quiet_seconds = max_steps, later, quiet_seconds
+    def __init__(self, max_steps: int, *, later: float | None = 0.0) -> None:
+        self.max_steps, self.later = max_steps, later
         self._smooth: float | None = None
         self._last = 0.0
         self._open = False  # whether the terminal is in a line that will be rewritten
@@ -104,7 +105,7 @@ class ProgressSink:
         if sys.stderr.isatty():
             print("\r\x1b[2K" + text, end="", file=sys.stderr, flush=True)
             self._open = True
-        elif time.monotonic() - self._last >= self.quiet_seconds or line["step"] >= self.max_steps:
+        elif time.monotonic() - self._last >= QUIET_SECONDS or line["step"] >= self.max_steps:
             self._last = time.monotonic()
             log.info(text)
 

@@ -17,9 +17,9 @@ import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from tqdm import tqdm
 
 from mm_ldlm.core import PositiveInt, SamplingError, check, show
+from mm_ldlm.core.progress import shown
 from mm_ldlm.data.inference_batches import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.generation import GenerativeModel
@@ -80,17 +80,14 @@ class Writer:
     ) -> Iterator[tuple[list[list[int]], Iterable[Values]]]:
         """Divide the rows of a request with texts of these lengths into batches; yield them and `work` of each.
 
-        The work is done where its iterator is consumed, with a progress bar on a terminal after two seconds. Threads
-        compute several batches at a time on a CPU.
+        The work is done where its iterator is consumed, and its progress is shown. Threads compute several
+        batches at a time on a CPU.
         """
         batches = [batch.tolist() for batch in batches_by_length(lengths, max_tokens=self.batch_tokens)]
         lanes = min(lanes_of(self.model.device), MOST_LOGITS // (self.batch_tokens * self.model.shape.vocab_size))
         made = side_by_side(work, batches, lanes=lanes)
         with self.model.evaluating():
-            yield (
-                batches,
-                tqdm(made, total=len(batches), desc=doing, unit="batch", disable=None, delay=2.0, leave=False),
-            )
+            yield batches, shown(made, total=len(batches), desc=doing, unit="batches")
 
     def joined(self, batches: Sequence[Any], results: Iterable[Values]) -> dict[str, Any]:
         """Join the values of the batches in the order of the request: tensors to arrays (n, ...), lists to lists.

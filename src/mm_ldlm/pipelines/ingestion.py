@@ -40,12 +40,11 @@ def prepare_records(
 def make_tokens(
     records: ShardStore,
     files: TextTokenizer,
-    ingestion: IngestionConfig,
     tokenizer: TokenizerConfig,
     tokens_workspace: Path,
 ) -> Manifest:
     """Tokenise every record, in order."""
-    return tokenize_records(records, files, tokenizer, tokens_workspace, progress=ingestion.progress)
+    return tokenize_records(records, files, tokenizer, tokens_workspace)
 
 
 def create_pipeline() -> Pipeline:
@@ -75,7 +74,6 @@ def create_pipeline() -> Pipeline:
                 inputs=[
                     "records",
                     "tokenizer_files",
-                    "params:ingestion",
                     "params:tokenizer",
                     "params:tokens_workspace",
                 ],

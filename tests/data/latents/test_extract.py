@@ -95,7 +95,7 @@ def test_texts_whose_end_the_encoder_does_not_read_are_counted(
 
 @pytest.mark.parametrize(
     "options",
-    [{"processes": 2}, {"processes": 0}, {"engine": ElsewhereConfig(), "processes": 0}, {"progress": True}],
+    [{"processes": 2}, {"processes": 0}, {"engine": ElsewhereConfig(), "processes": 0}],
     ids=str,
 )
 def test_the_bytes_depend_neither_on_processes_nor_on_lanes_nor_on_the_engine(
@@ -219,7 +219,7 @@ stored, workspace = sys.argv[1:]
 if hosts().is_first:
     embedded(ShardStore.open(stored, "records"), Path(workspace))
 else:
-    config = ExtractConfig(shard_rows=4, progress=False)
+    config = ExtractConfig(shard_rows=4)
     extract_with_first_host(encoder=ToyEncoderConfig(), config=config, workspace=Path(workspace))
 """
 

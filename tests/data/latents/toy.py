@@ -110,7 +110,7 @@ def records(
 
 def embedded(stored: ShardStore, workspace: Path, encoder: Any = None, **options: Any) -> LatentStore:
     """Extract latents and open them."""
-    settings: dict[str, Any] = {"shard_rows": 4, "processes": 1, "progress": False, **options}
+    settings: dict[str, Any] = {"shard_rows": 4, "processes": 1, **options}
     extract(stored, encoder=encoder or ToyEncoderConfig(), config=ExtractConfig(**settings), workspace=workspace)
     return LatentStore.open(workspace)
 

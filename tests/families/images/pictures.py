@@ -52,7 +52,7 @@ def ingested(root: Path, *sources: dict[str, Any], name: str = "records") -> tup
     """The records of sources as rows, and the report; rows are conserved."""
     config = {"sources": list(sources), "splits": {"validation": 0.2, "test": 0.2}, "max_bad_fraction": 1.0}
     made = ingest(
-        parse(IngestionConfig, {**config, "progress": False}, at="ingestion"),
+        parse(IngestionConfig, config, at="ingestion"),
         seed=0, workspace=root / name, quarantine=root / f"{name}_quarantine",
     )  # fmt: skip
     for manifest, folder in zip(made[:2], (name, f"{name}_quarantine"), strict=True):

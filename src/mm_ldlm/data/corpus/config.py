@@ -45,7 +45,6 @@ class IngestionConfig:
         replace: replace the finished records of other sources in the data folder, which is refused otherwise.
         engine: where the rows are prepared: `local`, this process, or `ray`, a Ray cluster. Sources are read and
             duplicates are found in this process, in the order of the sources.
-        progress: show a progress bar.
     """
 
     sources: Annotated[tuple[Annotated[Any, SOURCES], ...], bounded(min_length=1)]
@@ -68,7 +67,6 @@ class IngestionConfig:
     shard_rows: Rows = 65_536
     replace: bool = False
     engine: Annotated[Any, ENGINES] = LocalEngineConfig()
-    progress: bool = True
 
     def __post_init__(self) -> None:
         labels = [source.label for source in self.sources]

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic
-from tqdm import tqdm
 
 from mm_ldlm.core import ConfigurationError, SourceError, foreign_code, show, to_dict
 from mm_ldlm.core.files import recorded, write_json
+from mm_ldlm.core.progress import shown
 from mm_ldlm.data.corpus import byte_level
 from mm_ldlm.data.corpus.cleaning import QUARANTINE_SCHEMA, Chunk, Counts, Merger, Preparation, SideStore
 from mm_ldlm.data.corpus.config import SHORT_FORMS, IngestionConfig
@@ -125,7 +125,7 @@ def _tokenizer(
         prepare = Preparation(dataclasses.replace(config, near_duplicates=None))
         texts = (
             text
-            for chunk in _chunks(config, opening, place, size=CHUNK_ROWS)
+            for chunk in shown(_chunks(config, opening, place, size=CHUNK_ROWS), desc="vocabulary", unit="chunks")
             for each in prepare(chunk).candidates
             if each.split(config.splits) == "train"
             for text in (each.row.text, each.row.pair)
@@ -144,11 +144,8 @@ def _run(
     chunks = _chunks(config, opening, progress.state, size=min(CHUNK_ROWS, shard_rows))
     with (
         config.engine.started() as engine,
-        tqdm(
-            desc="ingestion", unit=" rows", unit_scale=True, initial=counts.total("read"), delay=2,
-            disable=None if config.progress else True,
-        ) as bar,
-    ):  # fmt: skip
+        shown(desc="ingestion", unit="rows", unit_scale=True, initial=counts.total("read")) as bar,
+    ):
         for _, prepared in engine.run(preparation, chunks, ordered=True):
             merger.merge(prepared)
             bar.update(counts.total("read") - bar.n)
@@ -233,11 +230,11 @@ def _check(config: IngestionConfig, counts: Counts, ended: dict[str, bool]) -> N
 
 def _check_damage(config: IngestionConfig, counts: Counts) -> None:
     if counts.damaged > config.max_bad_fraction * counts.rows_in:
+        headerless = "In a CSV file without a header, add `--params ingestion.header=false,ingestion.text_column=0`. "
         raise SourceError(
             f"{counts.damaged} of {counts.rows_in} rows are damaged ({100 * counts.damaged / counts.rows_in:.1f} %), "
-            f"but ingestion.max_bad_fraction is {100 * config.max_bad_fraction:.1f} %: {_reasons(counts)}. Name "
-            "columns that the source has (`--params ingestion.text_column=NAME`; in a CSV file without a header "
-            "`ingestion.header=false,ingestion.text_column=0`), correct the sources, or raise "
+            f"but ingestion.max_bad_fraction is {100 * config.max_bad_fraction:.1f} %: {_reasons(counts)}. "
+            f"{headerless if 'missing_column' in counts.quarantined_by_reason else ''}Correct the sources, or raise "
             "ingestion.max_bad_fraction to leave such rows out."
         )
 
@@ -302,7 +299,7 @@ def _refuse_other_sources(config: IngestionConfig, workspace: Path) -> None:
 
 def _fingerprints(config: IngestionConfig, opening: Opening) -> dict[str, str]:
     parameters = {**to_dict(config), "format": FORMAT_VERSION}
-    for name in (*SHORT_FORMS, "progress", "max_bad_fraction", "replace", "engine"):
+    for name in (*SHORT_FORMS, "max_bad_fraction", "replace", "engine"):
         parameters.pop(name)
     for plain, source in zip(parameters["sources"], config.sources, strict=True):
         for key, _ in source.files:  # the digests of the files are in the descriptions of the sources

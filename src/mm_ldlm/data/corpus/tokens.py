@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from tqdm import tqdm
 
 from mm_ldlm.core import StoreError
+from mm_ldlm.core.progress import shown
 from mm_ldlm.data.corpus.ingestion import conservation
 from mm_ldlm.data.corpus.record import PAIR, meta_value
 from mm_ldlm.data.corpus.splits import SPLITS
@@ -58,7 +58,7 @@ def build_tokenizer(records: ShardStore, config: TokenizerConfig) -> TextTokeniz
 
 
 def tokenize_records(
-    records: ShardStore, tokenizer: TextTokenizer, config: TokenizerConfig, workspace: Path, *, progress: bool = False
+    records: ShardStore, tokenizer: TextTokenizer, config: TokenizerConfig, workspace: Path
 ) -> Manifest:
     """Fill the token store in `workspace`, keeping the shards of an interrupted run. The caller writes the manifest.
 
@@ -80,10 +80,7 @@ def tokenize_records(
     lengths = Counter({int(length): count for length, count in done.state["lengths"].items()})
     ends = list(itertools.accumulate([shard.rows for shard in records.manifest.shards], initial=0))
     finished = len(done.shards["tokens"])
-    with tqdm(
-        desc="tokens", unit=" rows", unit_scale=True, total=len(records), initial=ends[finished], delay=2,
-        disable=None if progress else True,
-    ) as bar:  # fmt: skip
+    with shown(desc="tokens", unit="rows", unit_scale=True, total=len(records), initial=ends[finished]) as bar:
         for start, stop in itertools.pairwise(ends[finished:]):
             batches = [range(first, min(first + _BATCH, stop)) for first in range(start, stop, _BATCH)]
             tables = [_tokens(records.table(rows), tokenizer, config, splits, lengths) for rows in batches]

@@ -24,7 +24,6 @@ class ExtractConfig:
         engine: where the latents are computed: `local`, the processes of this host, or `ray`, a Ray cluster.
         launch: hosts that embed together with the engine `local`, from a folder that all of them share. NNODES,
             NODE_RANK, MASTER_ADDR, MASTER_PORT and NPROC_PER_NODE override it and `processes`, as in a training.
-        progress: show a progress bar over all processes.
     """
 
     dtype: StoredType = "float32"
@@ -34,7 +33,6 @@ class ExtractConfig:
     non_finite: Literal["stop", "quarantine"] = "stop"
     engine: Annotated[Any, ENGINES] = LocalEngineConfig()
     launch: HostsConfig = HostsConfig()
-    progress: bool = True
 
     def __post_init__(self) -> None:
         if not self.engine.here and self.processes:

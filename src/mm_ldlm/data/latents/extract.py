@@ -27,10 +27,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from tqdm import tqdm
 
 from mm_ldlm.core import ConfigurationError, EncoderError, parse, to_dict
 from mm_ldlm.core.files import InputFile, write_json
+from mm_ldlm.core.progress import shown
 from mm_ldlm.data.encoders import Encoder, EncoderConfig, LocatedEncoder, load_encoder, parse_encoder
 from mm_ldlm.data.engines import Engine
 from mm_ldlm.data.inference_batches import lanes_of
@@ -241,9 +241,9 @@ def _launch(workspace: Path, ranks: LaunchConfig) -> None:
 
 @contextlib.contextmanager
 def _watch(job: Job, missing: Sequence[int], *, rows: int) -> Iterator[None]:
-    """Show a progress bar over all processes, by the records of the shards that they finish."""
-    stop, hidden = threading.Event(), None if job.config.progress else True
-    with tqdm(total=rows, unit="rows", unit_scale=True, desc="embedding", disable=hidden, delay=2) as bar:
+    """Show the progress of all processes, by the records of the shards that they finish."""
+    stop = threading.Event()
+    with shown(total=rows, unit="rows", unit_scale=True, desc="embedding") as bar:
 
         def advance() -> None:
             ended = False
