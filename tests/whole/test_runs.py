@@ -20,7 +20,7 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from tests.environments import ENVIRONMENTS, layer, paths, sections
 
-from mm_ldlm.core import MMLDLMError, purposeful
+from mm_ldlm.core import EvaluationError, MMLDLMError, purposeful
 from mm_ldlm.extras.mlflow.client import HEADLINE, MlflowRun
 from mm_ldlm.extras.starter.corpus import generate_starter_corpus
 from mm_ldlm.pipeline_registry import register_pipelines
@@ -83,12 +83,23 @@ def test_its_mlflow_run_is_finished_and_has_its_curves(finished: Path) -> None:
     assert len(client.get_metric_history(reference["run_id"], f"{HEADLINE}/loss")) > 1  # live, for each logged step
 
 
-@pytest.mark.parametrize(("pipeline", "made"), [("validation", "validation_report.json"), ("reporting", "report.html")])
+@pytest.mark.parametrize(
+    ("pipeline", "made"),
+    [("validation", "validation_report.json"), ("reporting", "report.html"), ("evaluation", "metrics_sts.json")],
+)
 def test_a_pipeline_runs_alone_from_what_the_catalog_holds(finished: Path, pipeline: str, made: str) -> None:
     (artifact,) = finished.glob(f"data/test/08_reporting/{made}")
     artifact.unlink()
     run_in_process(finished, [pipeline])
     assert artifact.stat().st_size > 0
+
+
+def test_scores_of_a_run_are_not_replaced_by_those_of_other_parameters(finished: Path) -> None:
+    scores = {path: path.read_bytes() for path in (finished / "data/test/08_reporting").glob("*.json")}
+    for other in ({"evaluation": {"sts": {"sets": []}}}, {"evaluation": {"use_ema": False}}, {"seed": 1}):
+        with pytest.raises(EvaluationError, match=r"run=\S+/06_models/runs/run-\w+`.* remove \S+/08_reporting/"):
+            run_in_process(finished, ["evaluation"], **other)
+    assert {path: path.read_bytes() for path in scores} == scores
 
 
 def test_a_checkpoint_is_sampled_evaluated_and_reported_by_its_path(finished: Path) -> None:

@@ -1,24 +1,63 @@
 """`evaluation`: a run and its samples → metrics. The model is loaded once, and each suite has a node.
 
 A suite that the run's capabilities do not support returns `{"skipped": reason}`. Every result names the weights, the
-parameters and the seed that made it; samples of other weights are refused.
+parameters and the seed that made it; samples of other weights are refused, and so are parameters that would replace
+scores of the same run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Node, Pipeline, node
 
+from mm_ldlm.core import EvaluationError, to_dict
+from mm_ldlm.core.files import recorded
 from mm_ldlm.evaluation.suites import suites
 from mm_ldlm.evaluation.suites.base import Evaluation, Suite, score
 from mm_ldlm.pipelines.trained import load_trained
+from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 if TYPE_CHECKING:
     from mm_ldlm.data.dataset import Dataset
     from mm_ldlm.evaluation.config import EvaluationConfig
     from mm_ldlm.inference import MMLDLM
+
+
+def load_evaluated(
+    run: dict[str, Any],
+    runs: Path,
+    dataset: Dataset,
+    evaluation: EvaluationConfig,
+    seed: int,
+    scores: Path,
+    **sections: Any,
+) -> MMLDLM:
+    """Load the run's model.
+
+    Args:
+        scores: the folder with the metrics of earlier evaluations.
+
+    Raises:
+        EvaluationError: scores of this run would be replaced by those of other parameters, another seed or other data.
+    """
+    given = {**to_dict(evaluation), **to_dict(sections), "seed": seed, "dataset": dataset.fingerprint}
+    of_some = {*suites(), *sections, "device", "batch_tokens"}
+    for name, suite in suites().items():
+        metrics = recorded(scores / f"metrics_{name}.json") or {}
+        then = metrics.get(MADE_BY, {}) | metrics.get(MADE_BY, {}).get("parameters", {})
+        read = given.keys() - of_some | {name, *suite.sections}
+        changed = [key for key in read & given.keys() & then.keys() if then[key] != given[key]]
+        if changed and then["run"] == run["name"] and "skipped" not in metrics:
+            raise EvaluationError(
+                f"{scores}/metrics_{name}.json: expected the parameters that made these scores of {run['name']}, found "
+                f"others ({', '.join(sorted(changed))}), whose scores would replace them. Keep both: `kedro run "
+                f"--pipelines=sampling,evaluation,reporting --params run={runs / run['name']}` has a separate "
+                f"folder. To replace them, remove {scores}/metrics_*.json first."
+            )
+    return load_trained(run, runs, dataset, evaluation)
 
 
 def evaluation_of(suite: Suite) -> Callable[..., Any]:
@@ -37,9 +76,13 @@ def evaluation_of(suite: Suite) -> Callable[..., Any]:
 
 
 def create_pipeline() -> Pipeline:
+    of_suites = {name for suite in suites().values() for name in suite.sections}
     loading = node(
-        load_trained,
-        inputs=["run", "runs", "dataset", "params:evaluation"],
+        load_evaluated,
+        inputs={
+            **{name: name for name in ("run", "runs", "dataset", "scores")},
+            **{name: f"params:{name}" for name in ("evaluation", "seed", *of_suites)},
+        },
         outputs="evaluation_model",
         name="load_model",
     )

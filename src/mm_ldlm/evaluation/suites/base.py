@@ -146,7 +146,8 @@ def score(suite: Suite, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
     checkpoint = given.model.parts.checkpoint
     assert checkpoint is not None, "the pipelines load a run"
     weights = weights_of(checkpoint, use_ema=given.config.use_ema)
-    about = made_by(weights, parameters=to_dict(given.config), seed=given.seed)
+    about = made_by(weights, parameters=to_dict(given.config) | to_dict(given.sections), seed=given.seed)
+    about["dataset"] = given.dataset.fingerprint
     about["samples"] = {f"samples_{task}": table.attrs.get(MADE_BY) for task, table in given.samples.items()}
     for name, found in about["samples"].items():
         refuse_other(found, weights, what=name, remedy=AGAIN)
