@@ -48,6 +48,8 @@ def test_a_writer_excludes_everyone_and_readers_only_writers(first: lock.Use, se
     assert (two is not None) == (first == second == "read")
     for held in filter(None, (one, two)):
         held.close()
+    with lock.wait(path):
+        assert lock.take(path, second) is None
     assert lock.take(path, second) is not None
 
 

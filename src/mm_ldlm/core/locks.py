@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -56,6 +57,13 @@ def take(path: Path, use: Use) -> IO[str] | None:
             file.write(json.dumps(_record(use)) + "\n")
             file.flush()
     return file
+
+
+def wait(path: Path) -> IO[str]:
+    """Take a lock for writing as soon as no other process holds one."""
+    while (held := take(path, "write")) is None:
+        time.sleep(0.1)
+    return held
 
 
 def holder(path: Path) -> str:

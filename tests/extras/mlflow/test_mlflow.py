@@ -4,6 +4,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,6 +163,17 @@ def test_a_run_is_recorded_locally_or_not_at_all_where_its_store_is_away(
     (tmp_path / "other/data").mkdir(parents=True)
     os.mkfifo(tmp_path / "other/data/mlflow_local.db")  # opening it would wait for a writer
     assert open_somewhere(silent, root=tmp_path / "other", **about) is None
+
+
+def test_first_runs_that_create_a_database_at_once_are_all_recorded(tmp_path: Path) -> None:
+    program = f"""
+from pathlib import Path
+from mm_ldlm.extras.mlflow.client import open_somewhere
+run = open_somewhere("sqlite:///x.db", root=Path({str(tmp_path)!r}), parent=None, experiment="e", name="n", parameters={{}})
+print(run.uri)
+"""
+    runs = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [run.communicate()[0] for run in runs] == [f"sqlite:///{tmp_path}/x.db\n"] * 3
 
 
 @pytest.mark.parametrize("place", ["folder", "pipe", "file/x.db"])

@@ -8,6 +8,7 @@ MLflow sorts the names of metrics and draws one section of charts for everything
 training log or of `metrics.json` therefore has the number of its group in its name (`name_of`).
 """
 
+import contextlib
 import functools
 import json
 import logging
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 
 from mm_ldlm.core import TrackingError, mask, reason_of
 from mm_ldlm.core.files import recorded, refuse_other
+from mm_ldlm.core.locks import wait
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -75,11 +77,13 @@ class MlflowRun:
         """Start the run with its flat parameters, nested in the run `parent` where one is given."""
         from mlflow.entities import Param
 
-        found = self.client.get_experiment_by_name(experiment)
         # The artifacts are beside a database, and not in the working directory; a server has its own place.
         beside = Path(self.uri.removeprefix(_SQLITE)).parent if self.uri.startswith(_SQLITE) else None
         place = None if beside is None else (beside / "mlartifacts").as_uri()
-        identity = found.experiment_id if found else self.client.create_experiment(experiment, place)
+        # MLflow's first access creates the tables of a database, and fails if another process does so at that time.
+        with contextlib.nullcontext() if beside is None else wait(beside / ".mlflow.lock"):
+            found = self.client.get_experiment_by_name(experiment)
+            identity = found.experiment_id if found else self.client.create_experiment(experiment, place)
         # The view that an experiment opens in; without the tag MLflow asks, or guesses from the first run.
         self.client.set_experiment_tag(identity, "mlflow.experimentKind", "custom_model_development")
         nested = {"mlflow.parentRunId": parent} if parent else {}
