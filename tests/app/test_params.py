@@ -1,6 +1,7 @@
 """The text of `--params`: documented forms, any value as JSON, and any text at all."""
 
 import json
+import shlex
 import string
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_ldlm.app.params import nested, parse_params
-from mm_ldlm.core import ConfigurationError
+from mm_ldlm.core import ConfigurationError, setting
 
 KEYS = st.text(string.ascii_lowercase, min_size=1, max_size=5)
 VALUES = st.recursive(
@@ -22,6 +23,11 @@ VALUES = st.recursive(
 def test_values_that_are_written_as_json_are_read(given_values: dict[str, Any]) -> None:
     text = ",".join(f"{key}={json.dumps(value)}" for key, value in given_values.items())
     assert parse_params(text) == given_values
+
+
+@given(st.text(string.printable, max_size=8) | st.sampled_from(["true", "No", "a b, c", "*.txt"]) | st.integers())
+def test_an_option_that_a_message_proposes_can_be_pasted(value: Any) -> None:
+    assert parse_params(shlex.split(setting("a.b", value)[1:-1])[1]) == {"a": {"b": value}}
 
 
 @given(st.text(string.printable + "äß€[]{}=,:'\"&*", max_size=40))

@@ -24,7 +24,7 @@ from mm_ldlm.core.errors import (
     purposeful,
 )
 from mm_ldlm.core.kinds import CONTRIBUTORS, Kinds, Registry, contributed, foreign_code, import_object, registered
-from mm_ldlm.core.messages import duration, escape, nearest, reason_of, shorten, show, summarise
+from mm_ldlm.core.messages import duration, escape, nearest, reason_of, setting, shorten, show, summarise
 from mm_ldlm.core.typed import (
     AutoDevice,
     Bytes,
@@ -120,6 +120,7 @@ __all__ = [
     "refuse_if",
     "refuse_unwritable",
     "registered",
+    "setting",
     "shorten",
     "show",
     "summarise",

@@ -1,7 +1,10 @@
 """Values in messages: short, on one line, without credentials and without characters that a terminal cannot show."""
 
 import difflib
+import json
+import re
 import reprlib
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 from mm_ldlm.core.credentials import mask, mask_values
 from mm_ldlm.core.errors import LONGEST, MMLDLMError, shorten
 
-__all__ = ["duration", "escape", "nearest", "reason_of", "shorten", "show", "summarise"]
+__all__ = ["duration", "escape", "nearest", "reason_of", "setting", "shorten", "show", "summarise"]
 
 
 def escape(text: str) -> str:
@@ -69,6 +72,14 @@ def nearest(name: Any, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     others = [each for each in known if each != name]
     near = difflib.get_close_matches(name[:100], others, n=1, cutoff=cutoff)
     return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def setting(key: str, value: Any) -> str:
+    """Return the option of a command line that sets a parameter, quoted for a shell: `--params 'a.b="c; d"'`."""
+    plain = not isinstance(value, str) or re.fullmatch(
+        r"(?i)(?!(true|false|null|yes|no|on|off)$)[a-z_/][\w./*-]*", value
+    )
+    return f"`--params {shlex.quote(f'{key}={value if plain else json.dumps(value, ensure_ascii=False)}')}`"
 
 
 def summarise(problems: Sequence[str]) -> str:

@@ -59,8 +59,8 @@ def check_lengths(counts: Sequence[int], texts: Sequence[str], *, most: int, of:
         row = wrong[0]
         raise SamplingError(
             f"texts[{row}]: expected 1 to {most} tokens of {of}, found {counts[row]} in {show(texts[row], 60)}; "
-            f"{len(wrong)} of {len(texts)} texts are like this. Remove, shorten or split them, or pass "
-            "too_long='truncate' to a request that has it."
+            f"{len(wrong)} of {len(texts)} texts are like this. Remove, shorten or split them; some requests "
+            "can also truncate them (--too-long truncate, in Python too_long='truncate')."
         )
 
 

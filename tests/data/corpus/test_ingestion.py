@@ -348,8 +348,11 @@ def test_a_column_that_is_missing_is_refused_with_the_columns_that_are_there(
     tmp_path: Path, refuses: Callable[..., Any]
 ) -> None:
     (tmp_path / "news.csv").write_text("topic;title\na;b\nc;d\n")
-    with refuses(SourceError, "topic, title", "`--params ingestion.text_column=topic`", "ingestion.header=false"):
-        ingested(tmp_path, {"kind": "table", "path": str(tmp_path / "news.csv")}, max_bad_fraction=0.0)
+    source = {"kind": "table", "path": str(tmp_path / "news.csv")}
+    with refuses(SourceError, "topic, title", "`--params ingestion.text_column=ti", "ingestion.header=false"):
+        ingested(tmp_path, source, max_bad_fraction=0.0)
+    with refuses(SourceError, "topic, title", "`--params ingestion.label_column=topic`"):
+        ingested(tmp_path, source, text_column="title", label_column="Topics", max_bad_fraction=0.0)
 
 
 @pytest.mark.parametrize(

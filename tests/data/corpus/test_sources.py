@@ -122,12 +122,17 @@ def test_a_path_without_a_file_is_refused_and_never_waited_for(kind: str, name: 
             use()
 
 
-def test_a_missing_file_is_named_with_its_source(
+def test_a_missing_file_is_named_with_its_source_and_a_folder_with_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: Callable[..., Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with refuses(SourceError, "missing.txt", "my_texts"):
         read({"kind": "text", "name": "my_texts", "path": "missing.txt"})
+    Path("folder").mkdir()
+    Path("folder/a.csv").touch()
+    for kind in ("text", "table", "parquet"):
+        with refuses(SourceError, "`--params 'ingestion.path=folder/*.csv'`"):
+            read({"kind": kind, "path": "folder"})
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LOCAL if kind not in ("disk", "table", "layout")])

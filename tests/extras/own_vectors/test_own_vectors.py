@@ -14,7 +14,7 @@ from tests.data.corpus.examples import ingested, jsonl
 from tests.data.latents.toy import DIM, TEXTS, ToyEncoderConfig, content, records
 from tests.kills import kills
 
-from mm_ldlm.core import ConfigurationError, EncoderError, FingerprintError, StoreError
+from mm_ldlm.core import ConfigurationError, EncoderError, FingerprintError, SourceError, StoreError
 from mm_ldlm.data.corpus.sources import Unusable
 from mm_ldlm.data.encoders import load_encoder, no_encoder, parse_encoder
 from mm_ldlm.data.encoders.base import side_folder
@@ -126,11 +126,15 @@ def test_numbers_beyond_float16_stop_the_run_or_are_counted(stored: ShardStore, 
     assert found.manifest.meta["non_finite"] == {"count": 1, "ids": stored.strings("id").take([7])}
 
 
-def test_the_vectors_of_a_file_become_latents_and_bad_rows_are_quarantined_with_a_reason(tmp_path: Path) -> None:
+def test_the_vectors_of_a_file_become_latents_and_bad_rows_are_quarantined_with_a_reason(
+    tmp_path: Path, refuses: Any
+) -> None:
     values = np.random.default_rng(0).normal(size=(6, DIM)).astype(np.float32)
     values[2, 1] = np.nan
     rows = [{"text": f"a text number {number}", "v": each.tolist()} for number, each in enumerate(values)]
     source = {"kind": "table", **jsonl(tmp_path, rows), "vector_column": "v"}
+    with refuses(SourceError, f"dimension {DIM}", f"`--params encoder.dim={DIM}`"):
+        ingested(tmp_path / "other", source, side=VectorStore(DIM + 1, tmp_path / "vectors"), max_bad_fraction=0.0)
     side = VectorStore(DIM, side_folder(tmp_path / "made" / "records"))
     made = ingested(tmp_path / "made", source, side=side)
     assert [row["reason"] for row in made.refused] == ["not_finite"]

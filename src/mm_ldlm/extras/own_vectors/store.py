@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mm_ldlm.core import setting
 from mm_ldlm.data.corpus.sources import Unusable
 from mm_ldlm.data.store import Manifest, Shard, fixed_lists
 from mm_ldlm.data.store.fingerprint import fingerprint
@@ -54,7 +55,11 @@ class VectorStore:
                 value,
             )
         if len(vector) != self.dim:
-            raise Unusable("wrong_dimension", f"a vector of dimension {len(vector)}, encoder.dim is {self.dim}")
+            raise Unusable(
+                "wrong_dimension",
+                f"a vector of dimension {len(vector)}, encoder.dim is {self.dim}. If all are like "
+                f"this, add {setting('encoder.dim', len(vector))}.",
+            )
         with np.errstate(over="ignore"):
             vector = vector.astype(np.float32, copy=False)
         if not np.isfinite(vector).all():

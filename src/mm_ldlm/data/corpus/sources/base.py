@@ -1,8 +1,10 @@
 """The kinds of sources, the rows and damaged rows that a source yields, and sources with named columns."""
 
 import dataclasses
+import difflib
 import glob
 import os
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -17,6 +19,7 @@ from mm_ldlm.core import (
     config,
     nearest,
     reason_of,
+    setting,
 )
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.corpus.record import GROUP, LABEL, is_storable, label_text
@@ -194,6 +197,9 @@ class SourceConfig:
     def file(self, path: str | Path, *, key: str = "path") -> InputFile:
         """Return the door to a file of the source."""
         remedy = f"Correct the '{key}' of source '{self.label}', or put the file there (looked from {Path.cwd()})."
+        if os.path.isdir(path):
+            suffixes = [each.suffix for each in Path(path).iterdir() if each.is_file()] or [".txt"]
+            remedy = f"Name its files: {setting('ingestion.path', f'{path}/*{statistics.mode(suffixes)}')}."
         return InputFile(path, remedy=remedy, error=SourceError)
 
 
@@ -255,7 +261,7 @@ class ColumnsConfig(SourceConfig):
         return list(dict.fromkeys([*self.columns, *self.meta_columns, *(name for name in single if name)]))
 
     def present(self, names: Sequence[str], file: str) -> list[str] | None:
-        """Return the columns that are read and that a table has; None for all, if a text is missing, for the message.
+        """Return the columns that are read and that a table has; None for all, if one is missing, for the message.
 
         Raises:
             SourceError: a column that is read occurs twice.
@@ -266,7 +272,8 @@ class ColumnsConfig(SourceConfig):
                     f"{file}: expected one column '{name}', found {count}. Rename or remove the others, because the "
                     "source would have to choose one of them."
                 )
-        return None if {*self.columns} - {*names} else [name for name in self.read_columns if name in names]
+        missing = {*self.read_columns} - {*self.meta_columns, *names}
+        return None if missing else [name for name in self.read_columns if name in names]
 
     def rows_of(
         self, fields: Mapping[str, Any], *, file: str, line: int, split: str | None = None
@@ -373,7 +380,8 @@ class TableConfig(TableFilesConfig):
 
     def _kind_of(self, path: str) -> Any:
         suffix = Path(path.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
-        kind = "disk" if os.path.isdir(path) else _KINDS.get(suffix)
+        saved = any(map(os.path.exists, (f"{path}/dataset_dict.json", f"{path}/state.json")))
+        kind = "disk" if saved else _KINDS.get(suffix)
         if kind is None:
             self.file(path).refuse(
                 f"one of the suffixes {', '.join(_KINDS)}, or the folder of a saved data set", f"the suffix '{suffix}'"
@@ -443,9 +451,11 @@ def held_out_first(splits: Mapping[str, str]) -> list[tuple[str, str | None]]:
 def _cell(fields: Mapping[str, Any], name: str, option: str | None = None) -> Any:
     if name not in fields:
         there = list(fields)[:12]
-        hint, found = nearest(name, there), ", ".join(there)[:100] or "nothing"
-        choice = f" Choose one of them: `--params ingestion.{option}={there[0]:.40}`." if option and there else ""
-        raise Unusable("missing_column", f"no column '{name}'.{hint} Found {found}.{choice}")
+        found, hint = ", ".join(there)[:100] or "nothing", nearest(name, there)
+        if option and there:
+            alike = max(there, key=lambda each: difflib.SequenceMatcher(None, each.lower(), name.lower()).ratio())
+            hint = f" Choose one of them: {setting(f'ingestion.{option}', alike[:40])}."
+        raise Unusable("missing_column", f"no column '{name}'. Found {found}.{hint}")
     found = fields[name]
     if isinstance(found, Unusable):
         raise Unusable(found.reason, f"column '{name}' contains {found.detail}", found.content)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core import SourceError, config
+from mm_ldlm.core import SourceError, config, setting
 from mm_ldlm.data.corpus.sources.base import (
     AUTO,
     BadRow,
@@ -102,7 +102,7 @@ class CsvConfig(TableFilesConfig):
             raise SourceError(
                 f"{path}: expected one delimiter, found that several divide its lines equally: "
                 f"{', '.join(f'{each!r} in {widths[each]} columns' for each in found)}. Name the one that is meant: "
-                f"`--params 'ingestion.delimiter=\"{found[0]}\"'`."
+                f"{setting('ingestion.delimiter', found[0])}."
             )
         return found[0] if found else DELIMITERS[0]
 
