@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import click
 
-from mm_ldlm.core import MMLDLMError, Registry, SamplingError, mask, reason_of, show
+from mm_ldlm.core import MMLDLMError, Registry, SamplingError, contributed, mask, reason_of, show
 from mm_ldlm.core.files import write_bytes, write_problem
 
 COMMANDS = Registry(
@@ -51,9 +51,12 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        request = request_at((COMMANDS.external | COMMANDS.known)[cmd_name])
+        path = (COMMANDS.external | COMMANDS.known)[cmd_name]
+        request = request_at(path)
         with messages_only():
-            return cast(click.Command, COMMANDS.load(cmd_name)) if request is None else command_of(cmd_name, request)
+            if request is None:
+                return cast(click.Command, COMMANDS.load(cmd_name))
+            return command_of(cmd_name, request, module=path.partition(":")[0])
 
 
 @click.command(cls=Commands, name="mm-ldlm")
@@ -98,6 +101,10 @@ COMMON = (
         help="A run, a checkpoint, or a folder of runs or of data, of which the newest run is used.",
     ),
     click.Option(["--checkpoint"], default="latest", show_default=True, help="latest, best or a step of the run."),
+    click.Option(
+        ["--encoder"],
+        help="Encoder of texts, such as minilm, for a run on given vectors that names none; by default the run's.",
+    ),
     click.Option(["--device"], help="cpu, cuda or cuda:N; by default the first GPU if there is one."),
     click.Option(["-o", "--output"], help="File of the results; by default standard output."),
     click.Option(
@@ -115,16 +122,34 @@ def request_at(path: str) -> ast.FunctionDef | None:
     Importing the module would import torch, which takes longer than most refusals and every help.
     """
     module, _, name = path.partition(":")
-    try:
-        spec = importlib.util.find_spec(module)
-        tree = ast.parse(Path(str(spec and spec.origin)).read_bytes())
-    except (ImportError, OSError, SyntaxError, ValueError):
-        return None  # `COMMANDS.load` explains it
-    found = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    found = (node for node in _source(module) if isinstance(node, ast.FunctionDef) and node.name == name)
     return next((node for node in found if [each.arg for each in node.args.args[:1]] == ["model"]), None)
 
 
-def command_of(name: str, request: ast.FunctionDef) -> click.Command:
+@functools.cache
+def _source(module: str) -> list[ast.stmt]:
+    """Parse a module; one that cannot be read has no statements, and `COMMANDS.load` explains it."""
+    try:
+        spec = importlib.util.find_spec(module)
+        return ast.parse(Path(str(spec and spec.origin)).read_bytes()).body
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return []
+
+
+def choices_of(argument: ast.arg, module: str) -> list[str]:
+    """List the choices of a parameter: those of a `Literal` or of a registry that `module` defines or imports."""
+    name = re.findall(r"\w+", ast.unparse(argument.annotation or ast.Name("str")))[-1]
+    for node in _source(module):
+        if isinstance(node, ast.ImportFrom) and name in [each.name for each in node.names]:
+            return choices_of(argument, str(node.module))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            text = ast.unparse(node.value)
+            kinds = [*re.findall(r"'(\w+)':", text), *contributed("".join(re.findall(r"group='(\w+)'", text)))]
+            return kinds or re.findall(r"'(\w+)'", text) * text.startswith("Literal")
+    return []
+
+
+def command_of(name: str, request: ast.FunctionDef, *, module: str) -> click.Command:
     """Make the command of a request: an argument for each positional parameter, and an option for each other one."""
     text, _, arguments = (ast.get_docstring(request) or "").partition("\n\nArgs:\n")
     found = re.findall(r"^    (\w+): (.*)", re.sub(r"\n {8}", " ", arguments), re.MULTILINE)
@@ -136,24 +161,25 @@ def command_of(name: str, request: ast.FunctionDef) -> click.Command:
         if argument.arg in explained:
             text += f"\n\n{argument.arg.upper()}: {explained[argument.arg]}"
     for argument, default in zip(request.args.kwonlyargs, request.args.kw_defaults, strict=True):
-        if (kind := type_of(argument)) is None:
+        choices = choices_of(argument, module)
+        if (kind := type_of(argument, choices)) is None:
             continue
-        value = None if default is None else ast.literal_eval(default)
-        flag = kind is bool
+        value, flag = None if default is None else ast.literal_eval(default), kind is bool
+        kinds = f" One of {', '.join(choices)}." if choices and kind is str else ""
         option = click.Option(
             [f"--{argument.arg.replace('_', '-')}"], type=None if flag else kind, is_flag=flag,
             default=bool(value) if flag else value, required=default is None, show_default=not flag,
-            help=explained.get(argument.arg),
+            help=explained.get(argument.arg, "") + kinds,
         )  # fmt: skip
         params.append(option)
     vectors = request.returns is not None and ast.unparse(request.returns) in VECTORS
     callback = functools.partial(answer, name, [each.name for each in params], vectors)
     if any(isinstance(each.type, Items) for each in params):
-        text += "\n\nA file `-` is standard input."
+        text += "\n\nA file has one text per line, or vectors if its name ends in .npy; `-` is standard input."
     return click.Command(name, params=[*params, *COMMON], callback=callback, help=text)
 
 
-def type_of(argument: ast.arg) -> Any:
+def type_of(argument: ast.arg, choices: Sequence[str] = ()) -> Any:
     """Return the type of an option of the command line; None for a parameter that has none."""
     hint = ast.unparse(argument.annotation) if argument.annotation else "str"
     if "Sequence[Sequence" in hint:  # token ids
@@ -162,6 +188,8 @@ def type_of(argument: ast.arg) -> Any:
         return Items(texts="Sequence[str]" in hint, vectors="Latents" in hint)
     if hint == "Length":
         return length
+    if choices and "Any" not in hint:
+        return click.Choice(choices)
     return bool if "bool" in hint else {"int": int, "float": float}.get(hint.split(" ")[0], str)
 
 
@@ -197,7 +225,7 @@ class Items(click.ParamType):
 
 def answer(
     request: str, given: Sequence[str], vectors: bool, *, run: str, output: str | None, format: str | None,
-    overwrite: bool, checkpoint: str, device: str | None, **values: Any,
+    overwrite: bool, checkpoint: str, encoder: str | None, device: str | None, **values: Any,
 ) -> None:  # fmt: skip
     """Answer a request by a run, and write the result; everything that can be refused is refused before the work."""
     from mm_ldlm.inference.files import newest_run
@@ -217,22 +245,26 @@ def answer(
         if output is None and form in ("npy", "parquet") and sys.stdout.isatty():
             raise SamplingError(f"expected a file for the format {form}, found a terminal. Add --output FILE.{form}.")
         found = newest_run(run)
+        from mm_ldlm.data.encoders import load_encoder, parse_encoder
         from mm_ldlm.inference import MMLDLM
 
-        model = MMLDLM.from_run(found, checkpoint=checkpoint, device=device)
+        loaded = None if encoder is None else load_encoder(parse_encoder({"name": encoder}), device=device)
+        model = MMLDLM.from_run(found, encoder=loaded, checkpoint=checkpoint, device=device)
         made = COMMANDS.load(request)(model, **{name: values[name] for name in given})
-        data = encoded(made, form)
+        answers = getattr(made, getattr(made, "main", ""), made)
+        if not len(answers):
+            click.echo(f"{request}: nothing to do, because the input is empty.", err=True)
+        data = encoded(made, answers, form)
         if output is None:
             click.echo(data, nl=False)
         else:
             write_bytes(Path(output), data)
 
 
-def encoded(made: Any, form: str) -> bytes:
-    """Return a result, or an array of vectors, as the bytes of a file."""
+def encoded(made: Any, answers: Any, form: str) -> bytes:
+    """Return a result with its answers, or an array of vectors, as the bytes of a file."""
     import numpy as np
 
-    answers = getattr(made, made.main) if hasattr(made, "main") else made
     buffer = io.BytesIO()
     if form == "npy":
         np.save(buffer, np.asarray(answers, dtype=np.float32), allow_pickle=False)

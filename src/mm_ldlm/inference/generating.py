@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Written, refuse_texts_beyond_memory
 from mm_ldlm.sampling.joint import JointOrder, refuse_samplers
 from mm_ldlm.sampling.limits import Candidates, Length
+from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 from mm_ldlm.sampling.search import SearchConfig
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ def invert(
     model: LoadedModel,
     targets: Latents | Sequence[str] | str | Path,
     *,
-    sampler: Any = None,
+    sampler: Annotated[Any, TEXT_SAMPLERS] = None,
     steps: int | None = None,
     temperature: float | None = None,
     length: Length = "argmax",
@@ -43,13 +44,13 @@ def invert(
 
     Args:
         targets: raw latents (n, d), the path of a `.npy` file of them, or texts, which the encoder embeds first.
-        sampler: a kind or the configuration of a sampler; by default the model's, whose steps and
+        sampler: kind of the sampler, in Python also its configuration; by default the model's, whose steps and
             temperature (4 and 0) a kind has as well.
         steps: number of sampling steps; by default the sampler's.
         temperature: temperature of the sampler; by default its own.
         length: number of tokens, or argmax or sample of the length head given the latent.
-        search: re-embed candidates and keep the nearest (needs the encoder). True searches from 4 candidates in 4
-            rounds; see `sampling.search.SearchConfig` for others.
+        search: re-embed 4 candidates in 4 rounds, in Python also as a `SearchConfig` says, and keep the nearest; needs
+            the encoder.
         reembed: report the cosine of each text to its target also without a search, at one encoder call per text.
         samples: number of texts that are written for each latent. More than one needs a sampler with a temperature
             above 0, or the length sample; otherwise they are equal, with a warning.
@@ -115,8 +116,8 @@ def generate(
     n: int,
     *,
     order: JointOrder = "text_first",
-    sampler: Any = None,
-    latent_sampler: Any = "ddim",
+    sampler: Annotated[Any, TEXT_SAMPLERS] = None,
+    latent_sampler: Annotated[Any, LATENT_SAMPLERS] = "ddim",
     steps: int | None = None,
     temperature: float | None = None,
     length: Length = "sample",
@@ -129,9 +130,9 @@ def generate(
         order: order of the two: text_first (then the latent given the text), latent_first (then the text given the
             latent) or together (ancestral steps in the text and as many DDIM steps in the latent, without guidance). A
             run that generates no latents has no order.
-        sampler: a kind or the configuration of a sampler; by default the model's, whose steps and
+        sampler: kind of the sampler, in Python also its configuration; by default the model's, whose steps and
             temperature a kind has as well, or in the order together the steps of the latent sampler.
-        latent_sampler: a kind or the configuration of the sampler of latents.
+        latent_sampler: kind of the sampler of latents, in Python also its configuration.
         steps: number of steps of both samplers; by default their own.
         temperature: temperature of the sampler of texts; by default its own.
         length: number of tokens, or argmax or sample of the marginal distribution, or of that given the latent if it

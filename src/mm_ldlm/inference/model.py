@@ -145,8 +145,8 @@ class LoadedModel:
                 self._encoder = self.parts.load_encoder()
         if self._encoder is None:
             raise SamplingError(
-                f"expected the encoder that made the latents, but {self.no_encoder} In Python, pass "
-                "encoder=load_encoder(...), or give latents instead of texts."
+                f"expected the encoder that made the latents, but {self.no_encoder} For a trained run "
+                "name it by --encoder NAME, in Python by encoder=load_encoder(...), or give latents instead of texts."
             )
         if self._encoder.dim != dim:
             raise SamplingError(

@@ -5,7 +5,7 @@ The negative log-likelihood of a text is exact, or an upper bound (NELBO).
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from mm_ldlm.inference.model import Latents, LoadedModel, TooLong
 from mm_ldlm.inference.results import Embeddings, Neighbours, Scores
 from mm_ldlm.inference.writing import Values, refuse_texts_beyond_memory
 from mm_ldlm.sampling.limits import Draws
+from mm_ldlm.sampling.registry import LATENT_SAMPLERS
 
 STATISTICS = ("mask_ratio", "masked", "correct", "cross_entropy")
 """Numbers that each draw of a bound leaves for a text, besides the bound (`objectives.generation.Likelihood`)"""
@@ -34,7 +35,7 @@ def embed(
     texts: Sequence[str] | str,
     *,
     ids: Sequence[Sequence[int]] | None = None,
-    sampler: Any = "ddim",
+    sampler: Annotated[Any, LATENT_SAMPLERS] = "ddim",
     steps: int | None = None,
     draws: int | None = None,
     too_long: TooLong = "refuse",
@@ -45,7 +46,7 @@ def embed(
     Args:
         ids: tokens of the texts (each of 1..max_length ids), as stores contain them; None tokenises the texts.
         sampler: kind of the latent sampler; one_step is the regression baseline with one model call.
-        draws: number of samples of a latent, whose mean is the result; by default 1.
+        draws: number of samples of a latent, whose mean is the result; by default the sampler's, usually 1.
     """
     model.capabilities.require("t2l")
     texts = texts_of(texts)
@@ -114,7 +115,7 @@ def score(
 
     Args:
         ids: see `embed`.
-        latents: raw latent of each text, given which it is scored; None scores it without one.
+        latents: raw latent of each text, given which it is scored; by default it is scored without one.
         draws: number of low-discrepancy draws that estimate an upper bound.
     """
     model.capabilities.require("score" if latents is None else "score_given_latent")

@@ -9,7 +9,7 @@ n texts, d latent dimension, K draws.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -59,12 +59,11 @@ class Texts:
 
     def take(self, index: Ints) -> Texts:
         """Return the texts with these numbers, in this order."""
-        chosen: dict[str, Any] = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            chosen[each.name] = tuple(value[i] for i in index) if isinstance(value, tuple) else value
-            if value is not None and not isinstance(value, tuple):
-                chosen[each.name] = np.asarray(value)[index]
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        chosen: dict[str, Any] = {
+            name: tuple(value[i] for i in index) if isinstance(value, tuple) else np.asarray(value)[index]
+            for name, value in given.items()
+        }
         return replace(self, **chosen)
 
     def to_frame(self) -> pd.DataFrame:

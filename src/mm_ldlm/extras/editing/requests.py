@@ -17,6 +17,7 @@ from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Values, Writer, Written, refuse_texts_beyond_memory
 from mm_ldlm.sampling.limits import MOST_STEPS, Length
 from mm_ldlm.sampling.orders import top_by_row
+from mm_ldlm.sampling.registry import TEXT_SAMPLERS
 
 Floats = npt.NDArray[np.floating]
 Curve = Literal["slerp", "lerp"]
@@ -35,7 +36,7 @@ def infill(
     texts: Sequence[str] | str,
     *,
     latents: Latents | None = None,
-    sampler: Any = None,
+    sampler: Annotated[Any, TEXT_SAMPLERS] = None,
     steps: int | None = None,
     temperature: float | None = None,
     mask: str = "[MASK]",
@@ -46,7 +47,7 @@ def infill(
     Everything else in a text stays verbatim, also words that are [UNK] to the model.
 
     Args:
-        latents: raw latent of each text, given which its gaps are filled; None fills them without one.
+        latents: raw latent of each text, given which its gaps are filled; by default they are filled without one.
         mask: mark of a gap in the texts.
 
     Raises:
@@ -78,7 +79,7 @@ def edit(
     targets: Latents | Sequence[str] | str,
     strength: float = 0.5,
     which: Which = "least_likely",
-    sampler: Any = None,
+    sampler: Annotated[Any, TEXT_SAMPLERS] = None,
     steps: int | None = None,
     temperature: float | None = None,
     reembed: bool = False,
@@ -162,7 +163,7 @@ def interpolate(
     *,
     steps: int = 5,
     path: Curve = "slerp",
-    sampler: Any = None,
+    sampler: Annotated[Any, TEXT_SAMPLERS] = None,
     length: Length = "argmax",
     reembed: bool = False,
     seed: int = 0,
