@@ -29,6 +29,7 @@ OTHER_THAN_ITS_FOLDER = {
     "quarantine_ingestion": "intermediate",
     "validation_report": "model_input",
     "layout_workspace": None,
+    "scores": "models",
 }
 """Entries that decide about a later layer, or are written next to an earlier one, are drawn with it."""
 PARTS = {

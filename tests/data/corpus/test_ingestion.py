@@ -272,6 +272,8 @@ def test_finished_records_of_other_sources_are_not_replaced(tmp_path: Path, refu
     ingested(tmp_path, mine)
     with refuses(ConfigurationError, "mine", "other", "ingestion.replace"):
         ingested(tmp_path, other)
+    with refuses(ConfigurationError, "text, n"):  # the records of the first run would have no labels, or other ones
+        ingested(tmp_path, {**mine, "label_column": "n"})
     assert ingested(tmp_path, {**mine, "max_samples": 5}).texts == ["one"]
     assert ingested(tmp_path, other, replace=True).texts == ["two"]
 

@@ -277,8 +277,9 @@ def conservation(report: dict[str, Any]) -> str:
 
 
 def _described(config: IngestionConfig) -> list[str]:
-    """Describe each source by its name, its kind and where it is read; numbers of rows are no other source."""
-    places = [", ".join(source.paths) or getattr(source, "dataset", "") for source in config.sources]
+    """Describe each source by its name, its kind and what is read of it; numbers of rows are no other source."""
+    read = [(*each.paths, getattr(each, "dataset", ""), *getattr(each, "read_columns", ())) for each in config.sources]
+    places = [", ".join(filter(None, each)) for each in read]
     named = zip(config.sources, places, strict=True)
     return [printable(f"{source.label} ({source.kind}{f': {place}' if place else ''})") for source, place in named]
 
