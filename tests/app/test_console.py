@@ -21,6 +21,7 @@ from mm_ldlm import MMLDLM
 from mm_ldlm.app import console
 from mm_ldlm.app.console import COMMANDS, commands, messages_only, request_at
 from mm_ldlm.core import Registry, SamplingError
+from mm_ldlm.inference.results import Texts
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 
 HEAVY = ("torch", "kedro", "mlflow", "transformers", "pandas", "pyarrow", "omegaconf")
@@ -177,6 +178,10 @@ def test_a_command_answers_as_the_api_from_a_file_or_standard_input_in_every_for
     for table in (pd.read_csv("out.csv"), pd.read_csv("out.tsv", sep="\t"), pd.read_parquet("out.parquet")):
         assert list(table.columns) == list(lines.columns)
         assert len(table) == len(lines)
+    if isinstance(made, Texts):
+        assert ask(name, *words, "--trace", "trace.html").stdout_bytes == plain.stdout_bytes
+        assert Path("trace.html").read_text().count("<h3>") == len(made)
+        assert ask(name, *words, "--trace", "trace.html").exit_code == 1
     assert ask(name, *words, "-o", "out.txt", "--overwrite").exit_code == 0
     assert ask(name, *words, "-o", "out.doc").exit_code == 1
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.components import OBJECTIVES_AND_OPTIONS, SHAPE, configs_of, labelled, random_batch, root_of
-from tests.sampling.toys import build
+from tests.sampling.toys import build, recorded
 from torch import Tensor
 
 from mm_ldlm.core import SamplingError
@@ -18,6 +18,7 @@ from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
+from mm_ldlm.sampling.traces import Recorder
 
 each_objective = pytest.mark.parametrize(("kind", "options"), **labelled(OBJECTIVES_AND_OPTIONS))
 DDIM = latent_sampler("ddim", steps=2)
@@ -41,9 +42,15 @@ class Requests:
             canvas_BL = torch.where(open_BL, canvas_BL, self.tokens_BL)
         sampler = self.made.default_sampler(conditional=given or infill)
         sampler = type(sampler)(**{**vars(sampler), "steps": 2}) if "steps" in vars(sampler) else sampler
-        found: Tensor = self.made.write(
-            canvas_BL, open_BL, latents_Bd=self.values_Bd if given else None, sampler=sampler, generator=self.generator
-        ).tokens
+        recorder = Recorder(sampler, len(canvas_BL), pad_id=SHAPE.pad_id)
+        made, traced = (
+            self.made.write(
+                canvas_BL, open_BL, latents_Bd=self.values_Bd if given else None, sampler=each, generator=self.generator
+            )
+            for each in (sampler, recorder)
+        )
+        recorded(recorder, made, traced)
+        found: Tensor = made.tokens
         if self.made.has_length:
             assert torch.equal(found[~open_BL], canvas_BL[~open_BL])
             assert bool(torch.isin(found[open_BL], torch.tensor(SHAPE.word_ids)).all())
@@ -65,9 +72,14 @@ class Requests:
     def generated(self, orders: tuple[str, ...]) -> list[Tensor]:
         found = []
         if "together" in orders:
-            text, latent = self.made.both(
-                self.canvas_BL, text=text_sampler("ancestral", steps=2), latent=DDIM, generator=self.generator
+            sampler = text_sampler("ancestral", steps=2)
+            recorder = Recorder(sampler, len(self.canvas_BL), pad_id=SHAPE.pad_id)
+            (text, latent), (traced, _) = (
+                self.made.both(self.canvas_BL, text=each, latent=DDIM, generator=self.generator)
+                for each in (sampler, recorder)
             )
+            recorder.close(traced.tokens)
+            recorded(recorder, text, traced)
             found += [text.tokens, latent.latents]
         if "latent_first" in orders:
             drawn = self.made.latents_given_lengths(self.canvas_BL, sampler=DDIM, generator=self.generator)

@@ -13,6 +13,8 @@ from mm_ldlm.diffusion.process import TEXT_PROCESSES, TextProcess, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample
 from mm_ldlm.sampling.registry import text_sampler
+from mm_ldlm.sampling.traces import WORDS as MOST_PROBABLE
+from mm_ldlm.sampling.traces import Recorder
 
 WORDS, MASK, PAD = 8, 8, 9
 HEAD = 12
@@ -197,6 +199,9 @@ def conforms(sampler: Any, denoise: Any, process: TextProcess | None) -> None:
     assert made.model_calls == counted.calls
     assert torch.equal(made.calls_per_row, counted.per_row)
 
+    recorder = Recorder(sampler, count, pad_id=PAD)
+    traced = recorder.sample(Canvas(denoise=denoise, tokens=tokens_BL, process=process, generator=rows(count)))
+    recorded(recorder, made, traced)
     again, other = run(tokens_BL, rows(count)), run(tokens_BL, rows(count, seed=1))
     assert torch.equal(again.tokens, made.tokens), "the seed decides"
     if getattr(getattr(sampler, "draw", sampler), "temperature", 1.0) > 0:
@@ -214,6 +219,27 @@ def conforms(sampler: Any, denoise: Any, process: TextProcess | None) -> None:
     assert bool((half.tokens[half_BL] < WORDS).all())
     nothing = run(made.tokens, rows(count))
     assert torch.equal(nothing.tokens, made.tokens)
+
+
+def recorded(recorder: Recorder, made: TextSample, traced: TextSample) -> None:
+    """Check that tracing changes nothing of a sample, and that the frames lead to it."""
+    for name, value in vars(made).items():
+        assert torch.equal(torch.as_tensor(getattr(traced, name)), torch.as_tensor(value)), f"tracing changes {name}"
+    for row, frames in enumerate(recorder.frames):
+        real_L = made.tokens[row] != recorder.pad_id
+        assert frames[-1].tokens == tuple(made.tokens[row][real_L].tolist()), "the last frame is the text"
+        assert sum((frame.words >= 0).any() for frame in frames) <= int(made.calls_per_row[row])
+        count, seen = int(real_L.sum()), list[Tensor]()
+        for frame in frames:
+            numbers_LN = torch.from_numpy(frame.numbers)
+            seen_L = ~numbers_LN[:, -1].isnan()
+            assert bool((numbers_LN[seen_L, :MOST_PROBABLE].diff(dim=1) <= 0).all()), "the most probable word is first"
+            assert bool((numbers_LN[seen_L, -1] >= 0).all()), "entropies"
+            seen.append(torch.nn.functional.pad(numbers_LN[:, -2], (0, count - len(frame.tokens)), value=torch.nan))
+        distance_L = (torch.stack(seen) - made.log_probs[row][real_L].double().exp()).abs().nan_to_num(2.0).amin(dim=0)
+        assert bool((distance_L[made.steps[row][real_L] >= 0] < 1e-6).all()), (
+            "with which probability a word was written"
+        )
 
 
 def rebuilds(sampler: Any, process: TextProcess | None) -> None:

@@ -114,6 +114,8 @@ COMMON = (
     click.Option(["--overwrite"], is_flag=True, help="Replace the output if it exists."),
 )  # fmt: skip
 """Options of every request"""
+TRACE = click.Option(["--trace"], metavar="FILE.html", help="Page that plays how each text was written, step by step.")
+"""Option of the requests that write texts"""
 
 
 def request_at(path: str) -> ast.FunctionDef | None:
@@ -172,11 +174,12 @@ def command_of(name: str, request: ast.FunctionDef, *, module: str) -> click.Com
             help=explained.get(argument.arg, "") + kinds,
         )  # fmt: skip
         params.append(option)
-    vectors = request.returns is not None and ast.unparse(request.returns) in VECTORS
+    returns = "" if request.returns is None else ast.unparse(request.returns)
+    vectors, common = returns in VECTORS, (*COMMON, TRACE) if returns == "Texts" else COMMON
     callback = functools.partial(answer, name, [each.name for each in params], vectors)
     if any(isinstance(each.type, Items) for each in params):
         text += "\n\nA file has one text per line, or vectors if its name ends in .npy; `-` is standard input."
-    return click.Command(name, params=[*params, *COMMON], callback=callback, help=text)
+    return click.Command(name, params=[*params, *common], callback=callback, help=text)
 
 
 def type_of(argument: ast.arg, choices: Sequence[str] = ()) -> Any:
@@ -225,7 +228,7 @@ class Items(click.ParamType):
 
 def answer(
     request: str, given: Sequence[str], vectors: bool, *, run: str, output: str | None, format: str | None,
-    overwrite: bool, checkpoint: str, encoder: str | None, device: str | None, **values: Any,
+    overwrite: bool, checkpoint: str, encoder: str | None, device: str | None, trace: str | None = None, **values: Any,
 ) -> None:  # fmt: skip
     """Answer a request by a run, and write the result; everything that can be refused is refused before the work."""
     from mm_ldlm.inference.files import newest_run
@@ -238,10 +241,11 @@ def answer(
                 f"output {show(output)}: expected one of the formats {', '.join(FORMATS)} (npy only for vectors), "
                 f"found '{form}'. Name an output such as answers.csv, or add --format csv."
             )
-        if output is not None and not overwrite and os.path.lexists(output):
-            raise SamplingError(
-                f"{show(output)}: expected a new file, found an existing one. Give another name, or add --overwrite."
-            )
+        for file in (output, trace):
+            if file is not None and not overwrite and os.path.lexists(file):
+                raise SamplingError(
+                    f"{show(file)}: expected a new file, found an existing one. Give another name, or add --overwrite."
+                )
         if output is None and form in ("npy", "parquet") and sys.stdout.isatty():
             raise SamplingError(f"expected a file for the format {form}, found a terminal. Add --output FILE.{form}.")
         found = newest_run(run)
@@ -250,6 +254,7 @@ def answer(
 
         loaded = None if encoder is None else load_encoder(parse_encoder({"name": encoder}), device=device)
         model = MMLDLM.from_run(found, encoder=loaded, checkpoint=checkpoint, device=device)
+        model = model if trace is None else model.traced()
         made = COMMANDS.load(request)(model, **{name: values[name] for name in given})
         answers = getattr(made, getattr(made, "main", ""), made)
         if not len(answers):
@@ -259,6 +264,10 @@ def answer(
             click.echo(data, nl=False)
         else:
             write_bytes(Path(output), data)
+        if trace is not None:
+            from mm_ldlm.evaluation.report.traces import trace_page
+
+            write_bytes(Path(trace), trace_page(made, title=found.name).encode())
 
 
 def encoded(made: Any, answers: Any, form: str) -> bytes:

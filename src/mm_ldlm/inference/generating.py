@@ -77,7 +77,7 @@ def invert(
     if search.enabled:
         written = writer.search(
             lengths, latents_nd=latents_nd, sampler=config, config=search, seed=seed,
-            cosines=lambda tokens, found: model.cosines(model.tokenizer.decode_batch(tokens), raw_nd[found]),
+            cosines=model.nearness(raw_nd),
         )  # fmt: skip
     else:
         canvases = writer.masks(lengths)

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Protocol, cast
+from typing import Any, Literal, NoReturn, Protocol, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,8 @@ from mm_ldlm.inference.arguments import (
 from mm_ldlm.inference.files import read_array
 from mm_ldlm.inference.loading import Parts
 from mm_ldlm.inference.results import Texts
-from mm_ldlm.inference.writing import Writer, Written
+from mm_ldlm.inference.traces import traces_of
+from mm_ldlm.inference.writing import Cosines, Writer, Written
 from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.objectives.capabilities import USES
 from mm_ldlm.sampling.limits import Steps, Temperature
@@ -97,6 +98,16 @@ class LoadedModel:
         raise SamplingError(
             "MMLDLM is neither pickled nor copied. Load it again by MMLDLM.from_run(path), in another process too."
         )
+
+    def traced(self) -> Self:
+        """Return this model so that every text that it writes is returned with its trace (`Texts.traces`).
+
+        The texts are the same. With `search` or `reembed`, the text of each step is compared with the target, at one
+        encoder call each, which `encoder_calls` does not count.
+        """
+        made = type(self)(self.parts, self._encoder, batch_tokens=self.batch_tokens)
+        made.writer = Writer(self.model, batch_tokens=self.batch_tokens, traced=True)
+        return made
 
     def __repr__(self) -> str:
         """Name the run, the step, the number of parameters and the uses in one line."""
@@ -248,6 +259,10 @@ class LoadedModel:
         """Cosines (m,) of the re-embedded texts, which the model wrote, to raw latents (m, d)."""
         return cosines_of(self.encoded(texts, too_long="truncate"), raw_md)
 
+    def nearness(self, raw_nd: Floats) -> Cosines:
+        """Make the function that embeds texts, given as ids, and compares each with a row of the raw latents (n, d)."""
+        return lambda tokens, rows: self.cosines(self.tokenizer.decode_batch(tokens), raw_nd[rows])
+
     def text_sampler(
         self, sampler: Any, steps: int | None, temperature: float | None = None, *, conditional: bool = True
     ) -> Any:
@@ -286,6 +301,7 @@ class LoadedModel:
         if reembed and cosines is None and raw_nd is not None:
             cosines, encoder_calls = self.cosines(texts, raw_nd), encoder_calls + 1
         known = [source for source in sources if source is not None]
+        nearness = None if cosines is None or raw_nd is None else self.nearness(raw_nd)
         return Texts(
             texts=tuple(texts),
             tokens=tuple(written.tokens),
@@ -297,4 +313,5 @@ class LoadedModel:
             latents=raw_nd,
             latent_norms=None if raw_nd is None else self.norms(raw_nd),
             unknown=self.unknown(self.tokenizer.encode(known)) if known else None,
+            traces=None if written.traces is None else traces_of(written.traces, self.tokenizer, cosines=nearness),
         )

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from mm_ldlm.inference.traces import Trace
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -53,6 +55,8 @@ class Texts:
     """(n,) whether the text is the best of its latent: of the highest cosine, or log-probability without cosines"""
     fractions: Floats | None = None
     """(n,) position of an interpolated latent: 0 at the first of its pair, 1 at the second"""
+    traces: tuple[Trace, ...] | None = field(default=None, repr=False)
+    """How each text was written; None unless the model records it (`MMLDLM.traced`)"""
 
     def __len__(self) -> int:
         return len(self.texts)

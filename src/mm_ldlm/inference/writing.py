@@ -26,7 +26,8 @@ from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.limits import Length
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
-from mm_ldlm.sampling.search import SearchConfig, search
+from mm_ldlm.sampling.search import SearchConfig, search, uncompared
+from mm_ldlm.sampling.traces import Frame, Recorder
 
 MOST_LOGITS = 48_000_000
 """Largest number of logits of the model calls at one time; a float64 distribution takes eight bytes for each."""
@@ -56,6 +57,8 @@ class Written:
     cosines: np.ndarray | None = None
     latents_nd: np.ndarray | None = None
     """Standardised latents that were drawn with the texts"""
+    traces: Sequence[list[Frame]] | None = None
+    """How each text was written; None if the writer records no traces"""
 
 
 class Writer:
@@ -63,14 +66,16 @@ class Writer:
 
     Args:
         batch_tokens: number of tokens of one batch including pads; None chooses it by the device and the vocabulary.
+        traced: record how each text is written.
     """
 
-    def __init__(self, model: GenerativeModel, *, batch_tokens: int | None = None) -> None:
+    def __init__(self, model: GenerativeModel, *, batch_tokens: int | None = None, traced: bool = False) -> None:
         vocab_size = model.shape.vocab_size
         if batch_tokens is None:
             most = MOST_TOKENS_CPU if model.device.type == "cpu" else MOST_TOKENS
             batch_tokens = max(256, min(most, MOST_LOGITS // vocab_size))
         self.model, self.batch_tokens = model, check(batch_tokens, PositiveInt, name="batch_tokens")
+        self.traced = traced
         refuse_beyond_memory(self.batch_tokens * vocab_size * BYTES_PER_LOGIT, f"batch_tokens {self.batch_tokens:,}")
         compute_after_forks()
 
@@ -178,14 +183,15 @@ class Writer:
 
         def work(batch: list[int]) -> Values:
             canvas_BL = self.padded([canvases[row] for row in batch])
+            used, traces = self._recorded(sampler, len(batch))
             sample = self.model.write(
                 canvas_BL,
                 canvas_BL == self.model.shape.mask_id,
                 latents_Bd=None if latents_nd is None else latents_nd[batch],
-                sampler=sampler,
+                sampler=used,
                 generator=self.generator(batch, seed),
             )
-            return self._texts(sample, [len(canvases[row]) for row in batch], batch)
+            return {**self._texts(sample, [len(canvases[row]) for row in batch], batch), **traces}
 
         return self.computing(work, [len(canvas) for canvas in canvases], "writing")
 
@@ -200,12 +206,13 @@ class Writer:
 
         def work(batch: list[int]) -> Values:
             latents_Bd = latents_nd[batch]
+            first, traces = self._recorded(sampler, len(batch))
 
             def write(canvas_NL: Tensor, target_N: Tensor, generator: RowGenerator, greedy: bool) -> TextSample:
                 used = int((canvas_NL != shape.pad_id).sum(dim=1).max())  # columns that are padding in every row cost
                 sample = self.model.write(
                     canvas_NL[:, :used], canvas_NL[:, :used] == shape.mask_id, latents_Bd=latents_Bd[target_N],
-                    sampler=sampler if greedy else freer, generator=generator,
+                    sampler=first if greedy else freer, generator=generator,
                 )  # fmt: skip
                 blank = (0, canvas_NL.shape[1] - used)
                 return replace(
@@ -222,7 +229,7 @@ class Writer:
             found = search(
                 torch.stack([self.padded(canvases[row], length=width) for row in batch]),
                 config=config, write=write, nearness=nearness, mask_id=shape.mask_id, pad_id=shape.pad_id,
-                generator=self.generator(batch, seed),
+                generator=self.generator(batch, seed), compare=first.compare if traces else uncompared,
             )  # fmt: skip
             texts = [self._unpadded(ids) for ids in found.tokens.tolist()]
             return {
@@ -231,6 +238,7 @@ class Writer:
                 "model_calls": found.model_calls_per_row,
                 "encoder_calls": found.encoder_calls_per_row,
                 "cosines": found.cosines.double(),
+                **traces,
             }
 
         with self.computing(work, longest, "searching") as (batches, results):
@@ -300,8 +308,11 @@ class Writer:
         def work(batch: list[int]) -> Values:
             canvas_BL = self.padded([canvases[row] for row in batch])
             generator = self.generator(batch, seed).fork("latent")
-            written, drawn = self.model.both(canvas_BL, text=text, latent=latent, generator=generator)
-            texts = self._texts(written, [len(canvases[row]) for row in batch], batch)
+            used, traces = self._recorded(text, len(batch))
+            written, drawn = self.model.both(canvas_BL, text=used, latent=latent, generator=generator)
+            if traces:
+                used.close(written.tokens)
+            texts = {**self._texts(written, [len(canvases[row]) for row in batch], batch), **traces}
             calls_B = torch.full((len(batch),), drawn.model_calls)
             return {**texts, "model_calls": calls_B, "latents_nd": drawn.latents}
 
@@ -309,6 +320,13 @@ class Writer:
             return Written(**self.joined(batches, list(results)))
 
     # --- pieces -------------------------------------------------------------------------------------------------------
+
+    def _recorded(self, sampler: Any, rows: int) -> tuple[Any, Values]:
+        """Return the sampler of a batch and the traces that it will fill; without tracing the sampler and nothing."""
+        if not self.traced:
+            return sampler, {}
+        recorder = Recorder(sampler, rows, pad_id=self.model.shape.pad_id)
+        return recorder, {"traces": recorder.frames}
 
     def _texts(self, sample: TextSample, lengths: Sequence[int], rows: Sequence[int]) -> Values:
         """Return the tokens of canvases of these lengths, without the padding after an end that the model chose."""

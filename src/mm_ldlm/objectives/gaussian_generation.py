@@ -86,7 +86,8 @@ class ModalityGeneration(DenoiserGeneration):
         self, canvas_BL: Tensor, *, text: Any, latent: Any, generator: RowGenerator
     ) -> tuple[TextSample, LatentSample]:
         canvas = Canvas(
-            denoise=self._joint_denoiser(), process=self.process, tokens=canvas_BL, generator=generator
+            denoise=self._joint_denoiser(), process=self.process, tokens=canvas_BL, generator=generator,
+            observe=text.observe,
         )  # fmt: skip
         return together(canvas, dim=self.dim, draw=text.draw, latent=latent)
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Protocol, Self
 
 from mm_ldlm.core import PositiveInt, SamplingError, bounded, config, parse, to_dict
 from mm_ldlm.diffusion.process import TextProcessConfig
-from mm_ldlm.sampling.denoising import Canvas, TextSample
+from mm_ldlm.sampling.denoising import Canvas, Observe, TextSample, unobserved
 from mm_ldlm.sampling.limits import Guidance, Steps, Temperature
 from mm_ldlm.sampling.logit_filters import Draw
 
@@ -64,6 +64,7 @@ class DiffusionSampler(Overridable, ABC):
     guidance: Guidance = 1.0
 
     exceeds_window: ClassVar[bool] = False
+    observe: ClassVar[Observe] = staticmethod(unobserved)
     denoises: ClassVar[str | None] = None
     """Field of the run that the sampler denoises together with the text, such as a state of each token"""
 

@@ -30,9 +30,17 @@ Logits = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 Each call returns a new tensor, because samplers write into it.
 """
+Where = Tensor | tuple[Tensor, Tensor]
+"""Positions of a canvas: bool (B, L), or the rows and the columns of M positions, row by row."""
+Observe = Callable[[Tensor, Where, Tensor], None]
+"""(tokens_BL before a step, positions that it evaluates, log x_θ (M, V) there), called before anything is drawn."""
 TimestepSource = Literal["schedule", "mask_ratio"]
 """Source of the timestep. `schedule`: the current time of the sampler's grid. `mask_ratio`: the time at which the
 expected mask ratio is that of the text, so that the model's output depends only on the tokens."""
+
+
+def unobserved(tokens_BL: Tensor, evaluated: Where, log_x0_MV: Tensor) -> None:
+    """Record nothing of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +67,8 @@ class Canvas:
     """(B, L) bool: limits the sampler to part of the `[MASK]` positions"""
     window: int | None = None
     """Number of positions that the model reads at once; None: no limit"""
+    observe: Observe = unobserved
+    """Receives every prediction of the model (`sampling.traces`)"""
 
     @property
     def diffusion(self) -> TextProcess:
@@ -95,15 +105,18 @@ class Canvas:
             return process.log_x0(process.x0_logits(output_MV, noisy_M, t_B[row_M]), noisy_M)
 
         output_MV = output(self.denoise.logits)
-        if guidance == 1.0:
-            return log_x0(output_MV), output_MV
-        if self.denoise.unconditional is None:
-            raise no_condition(guidance)
-        unconditional_MV = output(self.denoise.unconditional)
-        if process.traits.predicts_scores:
-            scores_MV = guide_prediction(output_MV, unconditional_MV, scale=guidance)
-            return log_x0(scores_MV), scores_MV
-        return guide_log_probs(log_x0(output_MV), log_x0(unconditional_MV), scale=guidance), output_MV
+        unconditional_MV = None
+        if guidance != 1.0:
+            if self.denoise.unconditional is None:
+                raise no_condition(guidance)
+            unconditional_MV = output(self.denoise.unconditional)
+            if process.traits.predicts_scores:
+                output_MV, unconditional_MV = guide_prediction(output_MV, unconditional_MV, scale=guidance), None
+        log_x0_MV = log_x0(output_MV)
+        if unconditional_MV is not None:
+            log_x0_MV = guide_log_probs(log_x0_MV, log_x0(unconditional_MV), scale=guidance)
+        self.observe(tokens_BL, scored_BL, log_x0_MV)
+        return log_x0_MV, output_MV
 
 
 @dataclass(frozen=True)

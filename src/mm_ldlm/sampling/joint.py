@@ -75,6 +75,7 @@ def together(canvas: Canvas, *, dim: int, draw: Draw, latent: DdimConfig) -> tup
         logits_MV, prediction_Bd = denoise.predict(text.tokens, t_B.float(), z_Bd, t_latent_B, scored_BL, previous_Bd)
         noisy_M, t_M = text.tokens[scored_BL], t_B[scored_BL.nonzero()[:, 0]]
         log_x0_MV = process.log_x0(process.x0_logits(logits_MV, noisy_M, t_M), noisy_M)
+        canvas.observe(text.tokens, scored_BL, log_x0_MV)
         text = reverse_step(
             process, text, scored_BL, log_x0_MV, logits_MV, step=step, steps=latent.steps, generator=generator,
             draw=draw,

@@ -95,6 +95,14 @@ class Drafts(NamedTuple):
         return Drafts(*(value.index_copy(0, rows, new) for value, new in zip(self, drafts, strict=True)))
 
 
+Compare = Callable[[Tensor, Drafts, int], None]
+"""(targets (T,), texts that they choose from (T, C), number of these that they had before), called for each choice."""
+
+
+def uncompared(live: Tensor, drafts: Drafts, kept: int) -> None:
+    """Record nothing of a choice."""
+
+
 def joined(drafts: Sequence[Drafts], join: Callable[..., Tensor]) -> Drafts:
     """Join the candidates of the same targets along the second axis by `torch.stack` or `torch.cat`."""
     return Drafts(*(join(values, dim=1) for values in zip(*drafts, strict=True)))
@@ -105,10 +113,10 @@ class Search:
 
     def __init__(
         self, config: SearchConfig, write: Write, nearness: Nearness, *, targets: int, mask_id: int, pad_id: int,
-        generator: RowGenerator,
+        generator: RowGenerator, compare: Compare,
     ) -> None:  # fmt: skip
         self.config, self.mask_id, self.pad_id, self.generator = config, mask_id, pad_id, generator
-        self._write, self._nearness = write, nearness
+        self._write, self._nearness, self.compare = write, nearness, compare
         self._known: dict[tuple[int, ...], float] = {}
         self.model_calls_B, self.encoder_calls_B = torch.zeros(2, targets, dtype=torch.long, device=generator.device)
 
@@ -140,6 +148,7 @@ class Search:
         cosines_B = self.cosines(sample.tokens, every)
         writable_BKL = canvases_BKL == self.mask_id
         first = Drafts(sample.tokens, sample.log_probs, writable_BKL[:, 0], cosines_B)
+        self.compare(every, joined([first], torch.stack), 0)
         live = (cosines_B < self.config.good_enough).nonzero().squeeze(1)
         found = [first]
         for number in range(1, canvases_BKL.shape[1]):
@@ -153,7 +162,9 @@ class Search:
                     sample.tokens, sample.log_probs, writable_BKL[live, number], self.cosines(sample.tokens, live)
                 )
                 found[-1] = found[-1].replaced(live, drawn)
-        return joined(found, torch.stack)
+        drafts = joined(found, torch.stack)
+        self.compare(live, drafts.pick(live), 1)
+        return drafts
 
     def children(self, parents: Drafts, live: Tensor, number: int) -> Drafts:
         """Draw the children (T, C) of the targets `live`, from their parents (T, W) in turn."""
@@ -188,6 +199,7 @@ def search(
     mask_id: int,
     pad_id: int,
     generator: RowGenerator,
+    compare: Compare = uncompared,
 ) -> SearchResult:
     """Search for the text nearest to each target.
 
@@ -198,7 +210,9 @@ def search(
     children, so the best cosine never decreases.
     """
     B = len(canvases_BKL)
-    run = Search(config, write, nearness, targets=B, mask_id=mask_id, pad_id=pad_id, generator=generator)
+    run = Search(
+        config, write, nearness, targets=B, mask_id=mask_id, pad_id=pad_id, generator=generator, compare=compare
+    )
     best = _best(run.start(canvases_BKL), config.beam)
     live = torch.arange(B, device=canvases_BKL.device)
     for number in range(config.rounds):
@@ -207,6 +221,7 @@ def search(
             break
         parents = best.pick(live)
         both = joined([parents, run.children(parents, live, number)], torch.cat)
+        compare(live, both, parents.tokens.shape[1])
         best = best.replaced(live, _best(both, best.tokens.shape[1]))
     return SearchResult(
         best.tokens[:, 0], best.log_probs[:, 0], best.cosines[:, 0], run.model_calls_B, run.encoder_calls_B

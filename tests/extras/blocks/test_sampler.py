@@ -1,5 +1,6 @@
 """Blocks from left to right, within the window of the model."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from tests.sampling.toys import MASK, PAD, canvas, context, on, rows, watching
 
 from mm_ldlm.core import ConfigurationError, SamplingError
 from mm_ldlm.sampling.registry import text_sampler
+from mm_ldlm.sampling.traces import Recorder
 
 INNER = {"kind": "confidence", "steps": 2}
 
@@ -39,6 +41,20 @@ def test_the_model_reads_at_most_its_window_and_all_of_the_block(window: int | N
     assert (made.tokens != MASK).all()
     assert max(width for width, _ in reads) <= (window or length)
     assert max(known for _, known in reads) >= min(length, window or length) - 8, "context before the block is read"
+
+
+@pytest.mark.parametrize("window", [8, 10, None])
+def test_a_trace_shows_each_block_in_its_text(window: int | None) -> None:
+    recorder = Recorder(blocks(4), 1, pad_id=PAD)
+    made = recorder.sample(on(context(), canvas(21), window=window))
+    (frames,) = recorder.frames
+    assert [len(frame.tokens) for frame in frames] == [21] * (made.model_calls + 1)
+    for before, frame in itertools.pairwise(frames):
+        changed = [old != new for old, new in zip(before.tokens, frame.tokens, strict=True)]
+        evaluated = (frame.words[:, 0] >= 0).tolist()
+        assert sum(changed) > 0
+        assert all(was <= seen for was, seen in zip(changed, evaluated, strict=True))
+    assert frames[-1].tokens == tuple(made.tokens[0].tolist())
 
 
 def test_one_block_is_the_inner_sampler() -> None:

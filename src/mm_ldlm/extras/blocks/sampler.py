@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from mm_ldlm.core import SamplingError, Size, config, refuse_if
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.base import ONLY_MASKS, Overridable, require_fit, unfit
-from mm_ldlm.sampling.denoising import Canvas, TextSample
+from mm_ldlm.sampling.denoising import Canvas, Observe, TextSample, unobserved
 from mm_ldlm.sampling.logit_filters import Draw
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS
 
@@ -84,10 +84,21 @@ class BlocksConfig(Overridable):
                 open=todo_BL[:, view],
                 generator=canvas.generator.fork(number),
                 window=None,
+                observe=_in_text(canvas.observe, whole.tokens, view),
             )
             part = self.inner.sample(block)
             whole = _pasted(whole, part, view=view, where_BL=todo_BL)
         return whole
+
+
+def _in_text(observe: Observe, tokens_BL: Tensor, view: slice) -> Observe:
+    """Make an observer that receives a block within its text."""
+
+    def block(part_BL: Tensor, evaluated: Any, log_x0_MV: Tensor) -> None:
+        text_BL = torch.cat([tokens_BL[:, : view.start], part_BL, tokens_BL[:, view.stop :]], dim=1)
+        observe(text_BL, pad(evaluated, (view.start, tokens_BL.shape[1] - view.stop)), log_x0_MV)
+
+    return observe if observe is unobserved else block
 
 
 def _pasted(whole: TextSample, part: TextSample, *, view: slice, where_BL: Tensor) -> TextSample:

@@ -25,7 +25,7 @@ from mm_ldlm.objectives.base import Batch, Losses, Objective, ObjectiveConfig, r
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.base import Overridable, TopP, require_fit, unfit
-from mm_ldlm.sampling.denoising import Canvas, TextSample
+from mm_ldlm.sampling.denoising import Canvas, Observe, TextSample, unobserved
 from mm_ldlm.sampling.limits import Temperature
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 
@@ -67,10 +67,14 @@ class AutoregressiveSampler(Overridable):
                 "a run that can infill."
             )
         draw = Draw(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
-        return autoregressive(canvas.denoise, canvas.tokens, generator=canvas.generator, draw=draw)
+        return autoregressive(
+            canvas.denoise, canvas.tokens, generator=canvas.generator, draw=draw, observe=canvas.observe
+        )
 
 
-def autoregressive(model: NextTokenModel, canvas_BL: Tensor, *, generator: RowGenerator, draw: Draw) -> TextSample:
+def autoregressive(
+    model: NextTokenModel, canvas_BL: Tensor, *, generator: RowGenerator, draw: Draw, observe: Observe = unobserved
+) -> TextSample:
     """Draw a text for each row of `generator`, token by token; a text that has ended leaves the batch.
 
     A text that reaches the L positions of the canvas stops there without an end token. The numbers drawn for a text
@@ -86,6 +90,7 @@ def autoregressive(model: NextTokenModel, canvas_BL: Tensor, *, generator: RowGe
     for position in range(canvas_BL.shape[1]):
         log_probs_AV = normalise_(model.step(cache, token_A).float())
         sample = sample.called(rows_A)
+        observe(sample.tokens, (rows_A, torch.full_like(rows_A, position)), log_probs_AV)
         u_A = generator.fork(position).uniform(dtype=torch.float64)[rows_A]
         token_A = draw_tokens(log_probs_AV, u_A, draw)
         log_prob_A = log_probs_AV.gather(1, token_A[:, None])[:, 0]

@@ -1,0 +1,35 @@
+"""Command `mm-ldlm explore`."""
+
+import contextlib
+import socket
+
+import click
+
+from mm_ldlm.app.console import messages_only
+from mm_ldlm.core import SamplingError
+
+
+@click.command("explore")
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address that the page listens on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=7860, show_default=True, help="0 takes a free port.")
+@click.option("--device", help="cpu, cuda or cuda:N; by default the first GPU if there is one.")
+@click.option("--browser/--no-browser", default=True, show_default=True, help="Open the page in the browser.")
+def explore(runs: tuple[str, ...], host: str, port: int, device: str | None, browser: bool) -> None:
+    """Open a local page on RUN: watch an embedding become text, change words, slide between sentences.
+
+    RUN is a run, a checkpoint, or a folder of runs or of data, of which the newest run is used; by default data.
+    Several runs can be compared side by side.
+    """
+    from mm_ldlm.inference.files import newest_run
+
+    with messages_only(), contextlib.suppress(KeyboardInterrupt):
+        found = [newest_run(run) for run in runs or ("data",)]
+        try:
+            listener = socket.create_server((host, port))
+        except OSError as error:
+            reason = f"expected a free port, found that {host}:{port} cannot be opened ({error.strerror})"
+            raise SamplingError(f"{reason}. Give another --port.") from None
+        from mm_ldlm.extras.explorer.server import serve
+
+        serve(found, listener, device=device, browser=browser)

@@ -1,0 +1,143 @@
+"""The explorer: its answers are those of the Python interface, and it refuses what is not meant for it."""
+
+import dataclasses
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from starlette.testclient import TestClient
+from tests.inference.runs import DIM, DIT, TEXT, make, write_run
+
+from mm_ldlm.app.console import commands
+from mm_ldlm.extras.explorer.server import MOST_BYTES, application
+from mm_ldlm.inference import MMLDLM
+
+LOOPBACK = "http://127.0.0.1"
+SENTENCE, OTHER = "w1 w2 w3 w4", "w5 w6 w7"
+
+
+@pytest.fixture(scope="module")
+def model() -> MMLDLM:
+    return make()
+
+
+@pytest.fixture(scope="module")
+def client(model: MMLDLM) -> Iterator[TestClient]:
+    with TestClient(application({"one": model, "<b>two": make(DIT, TEXT)}), base_url=LOOPBACK) as made:
+        yield made
+
+
+def ask(client: TestClient, request: str, **asked: Any) -> Any:
+    response = client.post(f"/ask/{request}", json={"texts": [SENTENCE], **asked})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_escapes_names(client: TestClient) -> None:
+    page = client.get("/").text
+    assert "<b>two" not in page
+    assert "<script src=" not in page
+    assert "https://" not in page
+    assert "Plotly" in client.get("/plotly.js").text
+
+
+@pytest.mark.parametrize(
+    ("request_", "asked", "expected"),
+    [
+        ("invert", {"steps": 2, "seed": 3}, lambda model: model.invert([SENTENCE], steps=2, seed=3)),
+        ("invert", {"search": True}, lambda model: model.invert([SENTENCE], search=True)),
+        ("invert", {"sampler": "margin", "temperature": 1.0}, lambda model: model.invert([SENTENCE], sampler="margin", temperature=1.0)),
+        ("interpolate", {"toward": [OTHER], "steps": 3}, lambda model: model.interpolate([SENTENCE], [OTHER], steps=3)),
+        ("edit", {"toward": [OTHER], "strength": 0.75}, lambda model: model.edit([SENTENCE], targets=[OTHER], strength=0.75)),
+        ("infill", {"texts": ["w1 [MASK] w3"]}, lambda model: model.infill(["w1 [MASK] w3"])),
+        ("infill", {"gap": 2, "toward": [SENTENCE]}, lambda model: model.infill(["w1 w2 [MASK] w4"], latents=model.encode([SENTENCE]))),
+    ],
+)  # fmt: skip
+def test_its_answers_are_those_of_the_python_interface(
+    request_: str, asked: dict[str, Any], expected: Any, client: TestClient, model: MMLDLM
+) -> None:
+    found, texts = ask(client, request_, **asked), expected(model)
+    assert [each["text"] for each in found["texts"]] == list(texts.texts)
+    for each, tokens in zip(found["texts"], texts.tokens, strict=True):
+        assert each["steps"][-1]["words"] == [model.tokenizer.written(token) for token in tokens]
+    if texts.latents is not None:
+        np.testing.assert_allclose(found["latents"], texts.latents, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "code"),
+    [
+        ("/ask/invert", {"texts": [SENTENCE]}, {"host": "evil.example"}, 400),
+        ("/ask/invert", {"texts": [SENTENCE]}, {"content-type": "text/plain"}, 422),
+        ("/ask/invert", {"texts": ["w1 " * MOST_BYTES]}, {}, 413),
+        ("/ask/invert", {"texts": []}, {}, 422),
+        ("/ask/invert", {"texts": [SENTENCE], "run": 2}, {}, 404),
+        ("/ask/invert", {"texts": [SENTENCE], "run": 1}, {}, 400),
+        ("/ask/invert", {"texts": [SENTENCE], "sampler": "os:system"}, {}, 422),
+        ("/ask/invert", {"texts": [SENTENCE], "store": "/"}, {}, 422),
+        ("/ask/invert", {"texts": [SENTENCE], "steps": 10**6}, {}, 422),
+        ("/ask/invert", {"texts": ["\ud800"]}, {}, 422),
+        ("/ask/score", {"texts": [SENTENCE]}, {}, 422),
+        ("/ask/neighbours", {"texts": [SENTENCE]}, {}, 400),
+    ],
+)  # fmt: skip
+def test_other_requests_are_refused(
+    path: str, body: dict[str, Any], headers: dict[str, str], code: int, client: TestClient
+) -> None:
+    content = json.dumps(body)
+    response = client.post(path, content=content, headers={"content-type": "application/json", **headers})
+    assert response.status_code == code, response.text
+
+
+def test_a_text_that_looks_like_a_path_is_a_text(client: TestClient, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((3, DIM), dtype=np.float32))
+    assert len(ask(client, "invert", texts=[str(tmp_path / "x.npy")])["texts"]) == 1
+
+
+def test_neighbours_lie_on_the_map_of_the_corpus(write_dataset: Any, tmp_path: Path) -> None:
+    texts = [f"w{i} w{i + 1} w{i + 2}" for i in range(12)]
+    run = make()
+    dataset = write_dataset(tmp_path, texts, ["train"] * 8 + ["test"] * 4, latents=run.encode(texts))
+    on_disk = MMLDLM(dataclasses.replace(run.parts, dataset=dataset.directory), run.encoder)
+    client = TestClient(application({"run": on_disk}), base_url=LOOPBACK)
+    whole = client.get("/map/0").json()
+    assert sorted(whole["texts"]) == sorted(texts)
+    found = ask(client, "neighbours", texts=[texts[3]], k=4)
+    places = dict(zip(whole["texts"], whole["points"], strict=True))
+    assert found["neighbours"][0][0] == texts[3]
+    for (text, _), place in zip(found["neighbours"], found["places"], strict=True):
+        np.testing.assert_allclose(place, places[text], atol=1e-3)
+    np.testing.assert_allclose(found["place"], places[texts[3]], atol=1e-3)
+
+
+def test_the_command_refuses_before_it_loads_a_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for words in ([str(tmp_path / "none")], [str(run), "--port", str(taken.getsockname()[1])]):
+            done = CliRunner().invoke(commands, ["explore", *words, "--no-browser"])
+            assert (done.exit_code, done.output.count("\n")) == (1, 1), done.output
+
+
+@pytest.mark.slow
+def test_the_command_names_its_address_and_ends_when_it_is_interrupted(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    words = [sys.executable, "-m", "mm_ldlm", "explore", str(run), "--port", "0", "--no-browser"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    try:
+        address = next(word for line in process.stderr for word in line.split() if word.startswith("http://"))
+        with urllib.request.urlopen(address) as page:
+            assert page.status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(300) == 0
+        assert "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()

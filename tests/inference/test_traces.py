@@ -1,0 +1,61 @@
+"""Traces of a run's texts: the texts are the same, and the steps lead to them."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from tests.inference.runs import LATENTS
+
+from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.results import Texts
+from mm_ldlm.sampling.search import SearchConfig
+
+REQUESTS: dict[str, Callable[[MMLDLM], Texts]] = {
+    "invert": lambda model: model.invert(LATENTS),
+    "reembedded": lambda model: model.invert(LATENTS, reembed=True, length=5),
+    "several": lambda model: model.invert(LATENTS, samples=3, temperature=1.0, length="sample"),
+    "search": lambda model: model.invert(LATENTS, search=True),
+    "lengths": lambda model: model.invert(LATENTS, search=SearchConfig(candidates=3, rounds=3, lengths=3, beam=2, resize=1.0)),
+    "text first": lambda model: model.generate(5, steps=4),
+    "latent first": lambda model: model.generate(5, steps=4, order="latent_first"),
+    "together": lambda model: model.generate(5, steps=4, order="together"),
+    "infill": lambda model: model.infill(["w1 [MASK] w3", "[MASK]"]),
+    "edit": lambda model: model.edit(["w1 w2 w3 w4"], targets=LATENTS[:1], strength=0.5),
+    "interpolate": lambda model: model.interpolate(LATENTS[:1], LATENTS[1:2], steps=3),
+}  # fmt: skip
+
+
+def same(found: Texts, expected: Texts) -> None:
+    for each in dataclasses.fields(expected):
+        one, other = (getattr(texts, each.name) for texts in (found, expected))
+        if each.name != "traces":
+            assert np.array_equal(one, other) if isinstance(other, np.ndarray) else one == other, each.name
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_traced_request_has_the_same_answer_and_the_way_to_it(name: str, model: MMLDLM) -> None:
+    plain, found = REQUESTS[name](model), REQUESTS[name](model.traced())
+    assert plain.traces is None
+    same(found, plain)
+    for trace, tokens in zip(found.traces, found.tokens, strict=True):
+        assert trace.steps[-1].words == tuple(model.tokenizer.written(token) for token in tokens)
+        assert len(trace.to_frame()) == sum(len(step.words) for step in trace.steps)
+        for number, (before, step) in enumerate(zip(trace.steps, trace.steps[1:], strict=False), 1):
+            if len(before.words) == len(step.words):
+                changed = [old != new and new is not None for old, new in zip(before.words, step.words, strict=True)]
+                assert changed == [at == number for at in step.fixed]
+            for word, likely, p in zip(step.words, step.likely, step.probabilities, strict=True):
+                assert (p is None) is (likely == ())
+                assert p is None or word not in dict(likely) or p == pytest.approx(dict(likely)[word], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["search", "lengths", "reembedded"])
+def test_the_cosines_of_a_trace_are_those_of_its_texts(name: str, model: MMLDLM) -> None:
+    found = REQUESTS[name](model.traced())
+    for trace, cosine in zip(found.traces, found.cosines, strict=True):
+        assert trace.steps[-1].cosine == pytest.approx(cosine, abs=1e-6)
+        for before, step in zip(trace.steps, trace.steps[1:], strict=False):
+            if step.tried:
+                assert step.cosine == pytest.approx(max([before.cosine, *step.tried]), abs=1e-6), "the nearest is kept"
+                assert (step.accepted is None) is (step.words == before.words)
