@@ -17,9 +17,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "families": {"STEPS": 1, "ROUNDS": 1},
     "sampling": {"SENTENCES": 4, "ROUNDS": 1},
     "startup": {"ROUNDS": 1},
+    "service": {"REQUESTS": 60, "SINGLE": 3, "FIRST": 20},
 }
 """Benchmark → its constants for a small setting"""
-SLOW = ("embedding", "training", "families", "sampling", "startup")
+SLOW = ("embedding", "training", "families", "sampling", "startup", "service")
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_every_benchmark_runs(
     module = importlib.import_module(f"benchmarks.{name}")
     for constant, value in SMALL[name].items():
         monkeypatch.setattr(module, constant, value)
-    if name == "sampling":
+    if name in ("sampling", "service"):
         monkeypatch.setattr(module, "DATA", request.getfixturevalue("finished") / "data" / "test")
     rows = module.run()
     assert rows

@@ -153,9 +153,7 @@ def choices_of(argument: ast.arg, module: str) -> list[str]:
 
 def command_of(name: str, request: ast.FunctionDef, *, module: str) -> click.Command:
     """Make the command of a request: an argument for each positional parameter, and an option for each other one."""
-    text, _, arguments = (ast.get_docstring(request) or "").partition("\n\nArgs:\n")
-    found = re.findall(r"^    (\w+): (.*)", re.sub(r"\n {8}", " ", arguments), re.MULTILINE)
-    explained = SHARED | {key: words[0].upper() + words[1:] for key, words in found}
+    text, explained = help_of(request)
     params: list[click.Parameter] = []
     required = len(request.args.args) - len(request.args.defaults)
     for place, argument in enumerate(request.args.args[1:], 1):
@@ -180,6 +178,13 @@ def command_of(name: str, request: ast.FunctionDef, *, module: str) -> click.Com
     if any(isinstance(each.type, Items) for each in params):
         text += "\n\nA file has one text per line, or vectors if its name ends in .npy; `-` is standard input."
     return click.Command(name, params=[*params, *common], callback=callback, help=text)
+
+
+def help_of(request: ast.FunctionDef) -> tuple[str, dict[str, str]]:
+    """Return what the docstring of a request explains: the request, and each parameter by its name."""
+    text, _, arguments = (ast.get_docstring(request) or "").partition("\n\nArgs:\n")
+    found = re.findall(r"^    (\w+): (.*)", re.sub(r"\n {8}", " ", arguments), re.MULTILINE)
+    return text, SHARED | {key: words[0].upper() + words[1:] for key, words in found}
 
 
 def type_of(argument: ast.arg, choices: Sequence[str] = ()) -> Any:
@@ -280,9 +285,7 @@ def encoded(made: Any, answers: Any, form: str) -> bytes:
         return buffer.getvalue()
     if form == "txt":
         return "".join(f"{_line(each)}\n" for each in answers).encode()
-    import pandas as pd
-
-    frame = made.to_frame() if hasattr(made, "to_frame") else pd.DataFrame({"latent": list(made)})
+    frame = frame_of(made)
     if form == "parquet":
         frame.to_parquet(buffer)
         return buffer.getvalue()
@@ -290,6 +293,13 @@ def encoded(made: Any, answers: Any, form: str) -> bytes:
         return (frame.to_json(orient="records", lines=True, force_ascii=False) or "").lstrip("\n").encode()
     plain = frame.map(lambda value: json.dumps(value.tolist()) if isinstance(value, np.ndarray) else value)
     return str(plain.to_csv(index=False, sep="\t" if form == "tsv" else ",", lineterminator="\n")).encode()
+
+
+def frame_of(made: Any) -> Any:
+    """Return a result, or an array of vectors, as a table."""
+    import pandas as pd
+
+    return made.to_frame() if hasattr(made, "to_frame") else pd.DataFrame({"latent": list(made)})
 
 
 def _line(value: Any) -> str:

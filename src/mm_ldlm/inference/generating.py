@@ -10,7 +10,7 @@ import numpy as np
 
 from mm_ldlm.core import Rows, SamplingError, Seed, check, parse
 from mm_ldlm.inference.arguments import latent_sampler_of
-from mm_ldlm.inference.model import Latents, LoadedModel
+from mm_ldlm.inference.model import Latents, LoadedModel, by_row
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Written, refuse_texts_beyond_memory
 from mm_ldlm.sampling.joint import JointOrder, refuse_samplers
@@ -26,6 +26,7 @@ SEARCHES = SearchConfig(), SearchConfig(candidates=4, rounds=4)
 """Searches without a configuration: none, and the one of `search=True`"""
 
 
+@by_row
 def invert(
     model: LoadedModel,
     targets: Latents | Sequence[str] | str | Path,
@@ -111,6 +112,7 @@ def _several(made: Texts, count: int, samples: int, keep: Keep) -> Texts:
     return replace(made.take(order), rows=every, samples=numbers, best=numbers == best_n[every])
 
 
+@by_row
 def generate(
     model: LoadedModel,
     n: int,

@@ -7,9 +7,9 @@ import collections
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Protocol, Self, cast
+from typing import Any, Literal, NoReturn, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -45,10 +45,20 @@ TooLong = Literal["refuse", "truncate"]
 FARTHEST = 1e6
 """Largest standardised coordinate of a latent; those of training data have a standard deviation of about 1"""
 
+Request = TypeVar("Request", bound=Callable[..., Any])
 READ = "it reads them as [UNK]"
 """What happens to words outside the vocabulary: the model reads them."""
 ENCODED = "the encoder reads them, but the model cannot write them"
 """The same for texts whose latents are the targets."""
+
+
+def by_row(request: Request) -> Request:
+    """Mark a request that answers each row by that row, its number and the options only.
+
+    The rows of several such requests can be computed together, with their own numbers (`Writer.numbers`).
+    """
+    request.__dict__["by_row"] = True
+    return request
 
 
 class Encoder(Protocol):

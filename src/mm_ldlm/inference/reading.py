@@ -15,7 +15,7 @@ from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.inference.arguments import Floats, check_tokens, latent_sampler_of, texts_of, vectors_of
 from mm_ldlm.inference.files import read_array
 from mm_ldlm.inference.loading import dataset_folder
-from mm_ldlm.inference.model import Latents, LoadedModel, TooLong
+from mm_ldlm.inference.model import Latents, LoadedModel, TooLong, by_row
 from mm_ldlm.inference.results import Embeddings, Neighbours, Scores
 from mm_ldlm.inference.writing import Values, refuse_texts_beyond_memory
 from mm_ldlm.sampling.limits import Draws
@@ -25,11 +25,13 @@ STATISTICS = ("mask_ratio", "masked", "correct", "cross_entropy")
 """Numbers that each draw of a bound leaves for a text, besides the bound (`objectives.generation.Likelihood`)"""
 
 
+@by_row
 def encode(model: LoadedModel, texts: Sequence[str] | str, *, too_long: TooLong = "refuse") -> Floats:
     """Embed texts by the encoder: raw latents (n, d)."""
     return model.encoded(texts_of(texts), too_long=too_long)
 
 
+@by_row
 def embed(
     model: LoadedModel,
     texts: Sequence[str] | str,
@@ -99,6 +101,7 @@ def neighbours(
     return Neighbours(rows_nk, 1 - distances_nk, tuple(map(tuple, texts)))
 
 
+@by_row
 def score(
     model: LoadedModel,
     texts: Sequence[str] | str,

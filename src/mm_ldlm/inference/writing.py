@@ -69,6 +69,9 @@ class Writer:
         traced: record how each text is written.
     """
 
+    numbers: Sequence[int] | None = None
+    """Number of each row in its own request, where the rows of several requests are computed together"""
+
     def __init__(self, model: GenerativeModel, *, batch_tokens: int | None = None, traced: bool = False) -> None:
         vocab_size = model.shape.vocab_size
         if batch_tokens is None:
@@ -125,8 +128,9 @@ class Writer:
             )
 
     def generator(self, rows: Sequence[int] | range, seed: int) -> RowGenerator:
-        """Make the generator for these rows of the request."""
-        return RowGenerator(seed, torch.tensor(list(rows), dtype=torch.int64, device=self.model.device))
+        """Make the generator for these rows of the request, by their `numbers`."""
+        numbers = [row if self.numbers is None else self.numbers[row] for row in rows]
+        return RowGenerator(seed, torch.tensor(numbers, dtype=torch.int64, device=self.model.device))
 
     def padded(self, rows: Sequence[Sequence[int]], *, length: int | None = None) -> Tensor:
         """Pad rows of ids to an int64 tensor (B, L) with [PAD] after the end of each row."""

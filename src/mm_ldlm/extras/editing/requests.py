@@ -12,7 +12,7 @@ from mm_ldlm.core import Fraction, SamplingError, Seed, bounded, check, show
 from mm_ldlm.extras.editing.verbatim import Template, rewritten, with_masks
 from mm_ldlm.inference.arguments import MODEL, check_lengths, texts_of, vectors_of
 from mm_ldlm.inference.generating import invert
-from mm_ldlm.inference.model import READ, Latents, LoadedModel
+from mm_ldlm.inference.model import READ, Latents, LoadedModel, by_row
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Values, Writer, Written, refuse_texts_beyond_memory
 from mm_ldlm.sampling.limits import MOST_STEPS, Length
@@ -31,6 +31,7 @@ KEPT = f"{READ}, and the result keeps those that are not rewritten"
 # --- parts of texts ---------------------------------------------------------------------------------------------------
 
 
+@by_row
 def infill(
     model: LoadedModel,
     texts: Sequence[str] | str,
@@ -72,6 +73,7 @@ def infill(
     return replace(made, unknown=model.unknown(canvases))  # the marks of the gaps are not words of the text
 
 
+@by_row
 def edit(
     model: LoadedModel,
     sources: Sequence[str] | str,

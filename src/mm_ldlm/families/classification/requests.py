@@ -16,7 +16,7 @@ from torch import Tensor
 from mm_ldlm.core import SamplingError, check
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.inference.arguments import check_tokens, listed, texts_of, vectors_of
-from mm_ldlm.inference.model import Latents, TooLong
+from mm_ldlm.inference.model import Latents, TooLong, by_row
 from mm_ldlm.inference.writing import Values
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Classes:
         return pd.DataFrame({"source": list(self.sources), "label": list(self.labels), **named})
 
 
+@by_row
 def classify(
     model: MMLDLM,
     items: Latents | Sequence[str] | str | Path,

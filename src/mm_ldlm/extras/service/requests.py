@@ -1,0 +1,148 @@
+"""Bodies of the endpoints: a typed configuration for each request of `MMLDLM` that is a command, and their limits.
+
+The fields are the parameters of the request, read from its signature. Token ids and paths of files are left out: what
+may be a path on the command line is a list of texts or of vectors here.
+"""
+
+import ast
+import inspect
+import math
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+from mm_ldlm.app.console import COMMANDS, Items, help_of, request_at, type_of
+from mm_ldlm.core import (
+    Bytes,
+    NonNegativeFloat,
+    PositiveInt,
+    SamplingError,
+    Size,
+    bounded,
+    checked,
+    config,
+    parse,
+    to_dict,
+)
+
+
+@config
+class Limits:
+    """Limits of a request, and the time that it waits for others."""
+
+    max_rows: Annotated[Size, bounded(description="Largest number of texts or vectors of a request.")] = 64
+    max_characters: Annotated[Size, bounded(description="Largest number of characters of a text.")] = 10_000
+    max_bytes: Annotated[Bytes, bounded(description="Largest number of bytes of the body of a request.")] = 1 << 20
+    max_work: Annotated[
+        PositiveInt,
+        bounded(description="Largest product of rows, steps, samples, draws and other numbers of a request."),
+    ] = 100_000
+    window: Annotated[
+        NonNegativeFloat, bounded(description="Milliseconds that a request waits for others of its kind.")
+    ] = 4.0
+
+
+class Job(NamedTuple):
+    """One request of a client, ready to be computed."""
+
+    function: Callable[..., Any]
+    columns: Mapping[str, Any]
+    """Values with one item for each row, or the number of rows; those of several jobs can be joined"""
+    options: Mapping[str, Any]
+    rows: int
+    key: Hashable
+    """Equal for jobs that can be computed together"""
+
+
+class Endpoint(NamedTuple):
+    """A request of `MMLDLM` as an endpoint."""
+
+    function: Callable[..., Any]
+    body: Any
+    """Configuration with a field for each parameter"""
+    columns: Sequence[str]
+    """Parameters with one item for each row, or the number of rows"""
+    help: str
+    limits: Limits
+
+    def job(self, given: Any) -> Job:
+        """Check the body of a request.
+
+        Raises:
+            MMLDLMError: a value is missing, unknown, ill-typed, or beyond a limit.
+        """
+        name = self.function.__name__
+        values = vars(parse(self.body, given, at=name))
+        columns = {key: values[key] for key in self.columns if values[key] is not None}
+        options = {key: value for key, value in values.items() if key not in columns}
+        counts = {value if isinstance(value, int) else len(value) for value in columns.values()}
+        work = max(counts) * _work({**options, "seed": 0})
+        if work > self.limits.max_work:
+            raise SamplingError(
+                f"{name}: expected a request whose rows, steps, samples, draws and other numbers have a product "
+                f"of at most {self.limits.max_work:,}, found {work:,}. Send fewer rows, or choose smaller numbers."
+            )
+        one_sample = options.get("samples", 1) == 1  # further ones are numbered after all rows
+        by_row = hasattr(self.function, "by_row") and one_sample and len(counts) == 1
+        types = [(key, type(value[0]) if isinstance(value, list) else int) for key, value in columns.items()]
+        key = (name, repr(types), repr(options)) if by_row else object()
+        return Job(self.function, columns, options, max(counts), key)
+
+
+def endpoints(limits: Limits) -> dict[str, Endpoint]:
+    """Make an endpoint for each registered command that is a request."""
+    paths = COMMANDS.external | COMMANDS.known
+    sources = {name: request_at(path) for name, path in paths.items()}
+    return {name: _endpoint(name, source, limits) for name, source in sources.items() if source is not None}
+
+
+def _endpoint(name: str, source: ast.FunctionDef, limits: Limits) -> Endpoint:
+    function, (text, explained) = COMMANDS.load(name), help_of(source)
+    hints, parameters = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
+    columns, types = list[str](), dict[str, Any]()
+    for argument in (*source.args.args[1:], *source.args.kwonlyargs):
+        key, kind, hint = argument.arg, type_of(argument), hints[argument.arg]
+        if isinstance(kind, Items):
+            columns.append(key)
+            hint = rows_of(limits, texts=kind.texts, vectors=kind.vectors)
+        elif kind is int and not columns:  # a number of rows
+            columns.append(key)
+            hint = Annotated[hint, bounded(ge=1, le=limits.max_rows)]
+        elif hint is Any:
+            hint = Kind
+        elif kind is int and key != "seed":
+            hint = Annotated[hint, bounded(ge=1, le=limits.max_work)]
+        if kind is not None:  # token ids
+            hint = hint if parameters[key].default is not None else hint | None
+            types[key] = Annotated[hint, bounded(description=explained.get(key))]
+    defaults = {
+        key: each.default for key, each in parameters.items() if key in types and each.default is not each.empty
+    }
+    body: Any = type(name.title(), (), {"__annotations__": types, "__module__": __name__, **defaults})
+    return Endpoint(function, config(body), columns, text, limits)
+
+
+def rows_of(limits: Limits, *, texts: bool, vectors: bool) -> Any:
+    """Return the type of a list of texts, of vectors, or of either."""
+    size = bounded(min_length=1, max_length=limits.max_rows)
+    of_texts = Annotated[list[Annotated[str, bounded(max_length=limits.max_characters)]], size]
+    of_vectors = Annotated[list[list[float]], size]
+    return of_texts | of_vectors if texts and vectors else of_texts if texts else of_vectors
+
+
+def _registered(value: Any) -> Any:
+    if re.search(r"\S:\S", repr(value)):
+        raise ValueError("expected a registered kind; import paths are refused, because they would run other code")
+    return value
+
+
+Kind = Annotated[str | dict[str, Any], checked(_registered)]
+"""A sampler: its kind, or a configuration with the key `kind`"""
+
+
+def _work(value: Any) -> int:
+    """Multiply the whole numbers in a value, at any depth."""
+    if isinstance(value, int):
+        return max(value, 1)
+    inner = to_dict(value)
+    return math.prod(map(_work, inner.values())) if isinstance(inner, dict) else 1

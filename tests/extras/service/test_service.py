@@ -1,0 +1,333 @@
+"""The service answers as the requests do, alone and together with others, and refuses what it cannot answer."""
+
+import asyncio
+import base64
+import inspect
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.inference.runs import LATENTS, BagEncoder, make, write_run
+
+from mm_ldlm.app.console import COMMANDS, COMMON, commands, frame_of
+from mm_ldlm.extras.service.app import build
+from mm_ldlm.extras.service.batches import Batches
+from mm_ldlm.extras.service.requests import Limits, endpoints
+from mm_ldlm.inference import MMLDLM
+
+SMALL = Limits(max_rows=8, max_characters=100, max_bytes=4000, max_work=500, window=1.0)
+VECTORS = LATENTS[:2].tolist()
+REQUESTS: dict[str, dict[str, Any]] = {
+    "encode": {"texts": ["w1 w2", "w3"]},
+    "embed": {"texts": ["w1 w2", "w3"], "sampler": {"kind": "ddim", "eta": 1.0}, "steps": 3, "draws": 2},
+    "invert": {"targets": VECTORS, "temperature": 1.0, "length": "sample"},
+    "invert texts": {"targets": ["w5", "w6 w7"], "temperature": 1.0, "reembed": True},
+    "invert search": {"targets": VECTORS, "search": {"candidates": 3, "rounds": 2}},
+    "generate": {"n": 3, "order": "latent_first", "steps": 3, "seed": 5},
+    "score": {"texts": ["w1 w2", "w3"], "draws": 4, "latents": VECTORS},
+    "infill": {"texts": ["w1 [MASK]", "[MASK] w2 [MASK]"], "temperature": 1.0},
+    "edit": {"sources": ["w1 w2 w3", "w4 w5"], "targets": VECTORS, "which": "random", "temperature": 1.0},
+}
+"""Requests that are computed together with others, with random draws where they have any"""
+ALONE: dict[str, dict[str, Any]] = {
+    "invert": {"targets": VECTORS, "samples": 2, "temperature": 1.0, "keep": "all"},
+    "edit": {"sources": ["w1 w2 w3", "w4 w5"], "targets": VECTORS[:1]},
+    "neighbours": {"latents": VECTORS, "store": LATENTS.tolist(), "k": 2},
+    "interpolate": {"a": VECTORS, "b": VECTORS[::-1], "steps": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> MMLDLM:
+    return make()
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with TestClient(build(make(), SMALL), raise_server_exceptions=False) as found:
+        yield found
+
+
+def frames_equal(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """Compare texts exactly, and numbers up to the rounding of float32."""
+    assert len(found) == len(expected)
+    for row, other in zip(found, expected, strict=True):
+        assert row.keys() == other.keys()
+        for name, value in row.items():
+            if isinstance(value, str) or value is None:
+                assert value == other[name], name
+            else:
+                np.testing.assert_allclose(np.float64(value), np.float64(other[name]), rtol=1e-4, atol=1e-5)
+
+
+def refused(answer: Any, status: int, *named: str) -> None:
+    """Check a refusal: a client's error whose message is a sentence with each of `named`."""
+    assert answer.status_code == status, answer.text
+    message = answer.json()["error"]["message"]
+    assert len(message) >= 20
+    assert not [word for word in named if word not in message], message
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "body"), [*REQUESTS.items(), *ALONE.items()])
+def test_an_answer_is_the_table_of_the_request(
+    name: str, body: dict[str, Any], client: TestClient, model: MMLDLM
+) -> None:
+    name = name.split()[0]
+    answer = client.post(f"/{name}", json=body)
+    assert answer.status_code == 200, answer.text
+    values = {**body, **({"search": True} if "search" in body else {})}
+    expected = frame_of(COMMANDS.load(name)(model, **(values if "search" not in body else body)))
+    frames_equal(answer.json()["rows"], json.loads(expected.to_json(orient="records", double_precision=15)))
+
+
+@pytest.mark.parametrize(("name", "body"), REQUESTS.items())
+def test_an_answer_does_not_depend_on_the_requests_that_it_is_computed_with(name: str, body: dict[str, Any]) -> None:
+    """A row has the random numbers of its own request, wherever the rows of others are."""
+    sizes: list[int] = []
+    batches = Batches(make(), window=0.0, observe=sizes.append)
+    endpoint = endpoints(SMALL)[name.split()[0]]
+    columns = endpoint.columns
+    reverse = {key: value[::-1] if key in columns and isinstance(value, list) else value for key, value in body.items()}
+    first = {key: value[:1] if key in columns and isinstance(value, list) else value for key, value in body.items()}
+    jobs = [endpoint.job(each) for each in (first, body, reverse, body)]
+    assert len({job.key for job in jobs}) == 1
+    alone = [batches.compute([job])[0] for job in jobs]
+    together = batches.compute(jobs)
+    assert sizes == [1, 1, 1, 1, 4]
+    for found, expected in zip(together, alone, strict=True):
+        assert not isinstance(found, Exception)
+        assert not isinstance(expected, Exception)
+        frames_equal(found, expected)
+
+
+def test_only_requests_with_equal_options_whose_rows_are_independent_are_computed_together() -> None:
+    made = endpoints(SMALL)
+    for name, body in ALONE.items():
+        assert made[name].job(body).key != made[name].job(body).key
+    score = made["score"]
+    bodies = [
+        {"texts": "w1"},
+        {"texts": "w1", "seed": 1},
+        {"texts": "w1", "draws": 2},
+        {"texts": "w1", "latents": VECTORS[:1]},
+    ]
+    assert len({score.job(body).key for body in bodies}) == len(bodies)
+
+
+def test_a_refused_request_leaves_the_others_of_its_computation_as_they_are() -> None:
+    batches = Batches(make(), window=0.0, observe=lambda size: None)
+    score = endpoints(SMALL)["score"]
+    good, bad = score.job({"texts": "w1 w2"}), score.job({"texts": "w1 " * 30})
+    found = batches.compute([good, bad, good, good])
+    assert isinstance(found[1], Exception)
+    assert "texts[0]" in str(found[1])
+    frames_equal(found[3], batches.compute([good])[0])  # type: ignore[arg-type]
+
+
+def test_concurrent_requests_are_computed_together(model: MMLDLM) -> None:
+    sizes: list[int] = []
+
+    async def ask() -> list[Any]:
+        batches = Batches(make(), window=0.01, observe=sizes.append)
+        computing = asyncio.create_task(batches.run())
+        jobs = [endpoints(SMALL)["encode"].job({"texts": f"w{number}"}) for number in range(6)]
+        found = await asyncio.gather(*map(batches.answer, jobs))
+        computing.cancel()
+        return found
+
+    for number, rows in enumerate(asyncio.run(ask())):
+        np.testing.assert_array_equal(rows[0]["latent"], model.encode(f"w{number}")[0])
+    assert sizes == [6]
+
+
+@pytest.mark.parametrize(("name", "request_name"), [("encoder", "encode"), ("model", "embed")])
+def test_embeddings_are_those_of_the_request_as_numbers_and_as_bytes(
+    name: str, request_name: str, client: TestClient, model: MMLDLM
+) -> None:
+    texts = ["w1 w2", "w3"]
+    made = getattr(model, request_name)(texts)
+    expected = getattr(made, "latents", made)
+    answers = [
+        client.post("/v1/embeddings", json={"model": name, "input": texts, "encoding_format": form}).json()
+        for form in ("float", "base64")
+    ]
+    assert [[each["index"] for each in answer["data"]] for answer in answers] == [[0, 1], [0, 1]]
+    assert answers[0]["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    numbers, coded = ([each["embedding"] for each in answer["data"]] for answer in answers)
+    decoded = [np.frombuffer(base64.b64decode(each), "<f4") for each in coded]
+    np.testing.assert_allclose(numbers, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(np.float32(numbers), decoded)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+LONG = {"texts": "w" * 101}
+MALFORMED = {
+    "not JSON": ("/score", b"{texts", 400, "JSON"),
+    "not UTF-8": ("/score", b'{"texts": "\xff"}', 400, "JSON"),
+    "too deep": ("/score", b"[" * 3000, 400, "JSON"),
+    "no object": ("/score", b"[]", 400, "mapping"),
+    "nothing": ("/score", b"", 400, "JSON"),
+    "missing": ("/score", b"{}", 400, "score.texts"),
+    "unknown": ("/score", b'{"texts": "w1", "drawz": 2}', 400, "draws"),
+    "type": ("/score", b'{"texts": "w1", "draws": "many"}', 400, "integer"),
+    "no rows": ("/score", b'{"texts": []}', 400, "at least 1"),
+    "blank": ("/score", b'{"texts": " "}', 400, "words"),
+    "surrogate": ("/score", b'{"texts": "\\ud800"}', 400, "score.texts"),
+    "NaN": ("/invert", b'{"targets": [[NaN, 1, 1, 1, 1, 1]]}', 400, "finite"),
+    "dimension": ("/invert", b'{"targets": [[1, 2]]}', 400, "dim 6"),
+    "tokens of text": ("/score", json.dumps({"texts": "w1 " * 13}).encode(), 400, "12 tokens"),
+    "too many tokens": ("/generate", b'{"n": 1, "length": 13}', 400, "12"),
+    "sampler": ("/invert", b'{"targets": "w1", "sampler": "confidense"}', 400, "confidence"),
+    "rows": ("/score", json.dumps({"texts": ["w1"] * 9}).encode(), 400, "at most 8"),
+    "n": ("/generate", b'{"n": 9}', 400, "8"),
+    "characters": ("/score", json.dumps(LONG).encode(), 400, "at most 100"),
+    "work": ("/invert", b'{"targets": ["w1"], "search": {"candidates": 30, "rounds": 30}}', 400, "900"),
+    "bytes": ("/score", json.dumps({"texts": ["w1 " * 33] * 50}).encode(), 413, "4,000 bytes"),
+    "token ids": ("/v1/embeddings", b'{"input": [[1, 2]]}', 400, "token ids"),
+    "dimensions": ("/v1/embeddings", b'{"input": "w1", "dimensions": 3}', 400, "dimensions"),
+    "model": ("/v1/embeddings", b'{"input": "w1", "model": "gpt"}', 400, "encoder"),
+    "path": ("/nowhere", b"{}", 404, "/docs"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_malformed_request_is_refused_with_a_sentence(case: str, client: TestClient) -> None:
+    path, body, status, named = MALFORMED[case]
+    refused(client.post(path, content=body, headers={"Content-Type": "application/json"}), status, named)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["w1", "ddim"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["kind", "steps"]), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@given(data=st.data())
+@settings(max_examples=150)
+def test_no_json_makes_the_service_fail(data: st.DataObject, client: TestClient) -> None:
+    made = endpoints(SMALL)
+    name = data.draw(st.sampled_from(sorted(made)))
+    fields = st.sampled_from(list(inspect.signature(made[name].body).parameters))
+    needed = {**REQUESTS, **ALONE}.get(name, {})
+    body = {**needed, **data.draw(st.dictionaries(fields, JSON, max_size=3))}
+    answer = client.post(f"/{name}", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert answer.status_code in (200, 400), (body, answer.text)
+
+
+def test_a_request_reads_no_file_and_imports_no_code(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "harmful.py").write_text("raise SystemExit(1)")
+    np.save("w1.npy", LATENTS)
+    answer = client.post("/invert", json={"targets": "w1.npy"})
+    assert [row["source"] for row in answer.json()["rows"]] == ["w1.npy"]
+    for store in ("w1.npy", str(tmp_path)):
+        refused(client.post("/neighbours", json={"latents": "w1", "store": store}), 400, "store")
+    for sampler in ("harmful:X", {"kind": "harmful:X"}, {"kind": "blocks", "inner": {"kind": "harmful:X"}}):
+        refused(client.post("/invert", json={"targets": "w1", "sampler": sampler}), 400, "registered")
+    assert "harmful" not in sys.modules
+
+
+def test_a_page_of_another_site_cannot_send_a_request(client: TestClient) -> None:
+    """Browsers send text/plain to any address without asking it; JSON only with its permission."""
+    refused(client.post("/score", content=b'{"texts": "w1"}', headers={"Content-Type": "text/plain"}), 415, "json")
+
+
+def test_a_body_without_a_length_is_bounded_as_well(client: TestClient) -> None:
+    chunks = iter([b" " * 3000, b" " * 3000])
+    refused(client.post("/score", content=chunks, headers={"Content-Type": "application/json"}), 413, "bytes")
+
+
+def test_a_key_is_needed_for_everything_but_the_probes_and_the_page() -> None:
+    with TestClient(build(make(), SMALL, key="a-key")) as client:
+        for headers in (
+            {},
+            {"Authorization": "Bearer a-kez"},
+            {"Authorization": "Bearer ä".encode()},
+            {"Authorization": "a-key"},
+        ):
+            refused(client.post("/score", json={"texts": "w1"}, headers=headers), 401, "Bearer")
+            refused(client.get("/metrics", headers=headers), 401)
+        right = {"Authorization": "Bearer a-key"}
+        assert client.post("/score", json={"texts": "w1"}, headers=right).status_code == 200
+        assert {client.get(path).status_code for path in ("/healthz", "/docs", "/openapi.json")} == {200}
+
+
+# --- pages, metrics, and the process ------------------------------------------------------------------------------------
+
+
+def test_the_page_explains_every_option_of_every_command_that_is_a_request(client: TestClient) -> None:
+    document = client.get("/openapi.json").json()
+    for name in endpoints(SMALL):
+        found = document["paths"][f"/{name}"]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        properties = document["components"]["schemas"][found.split("/")[-1]]["properties"]
+        options = [each for each in commands.get_command(None, name).params if each not in COMMON]  # type: ignore
+        assert {*properties} == {each.name for each in options}
+        for option in options:
+            assert (getattr(option, "help", None) or "") in properties[option.name].get("description", "")
+    page = client.get("/docs").text
+    assert not re.findall(r"""(?:src|href)=["'](?:https?:)?//""", page)
+
+
+def test_the_service_is_ready_when_its_encoder_is_loaded_and_counts_its_requests() -> None:
+    loaded = threading.Event()
+
+    class Slow(BagEncoder):
+        def encode(self, sentences: Any) -> Any:
+            loaded.wait(60)
+            return super().encode(sentences)
+
+    with TestClient(build(make(encoder=Slow()), SMALL)) as client:
+        assert client.get("/healthz").status_code == 200
+        refused(client.get("/readyz"), 503)
+        loaded.set()
+        assert client.post("/encode", json={"texts": "w1"}).status_code == 200
+        assert client.get("/readyz").status_code == 200
+        client.post("/encode", json={})
+        client.get("/no/such/path")
+        lines = client.get("/metrics").text.splitlines()
+    for handler, status, method in (("/encode", 200, "POST"), ("/encode", 400, "POST"), ("none", 404, "GET")):
+        assert f'http_requests_total{{handler="{handler}",method="{method}",status="{status}"}} 1.0' in lines
+
+
+def test_a_signal_stops_the_service_after_the_request_that_it_is_answering(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "mm_ldlm", "serve", str(write_run(tmp_path / "run-1")), "--port", "0"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        address = next(re.findall(r"http://127\.0\.0\.1:\d+", line) for line in process.stderr if "running on" in line)[
+            0
+        ]  # type: ignore
+        found: list[Any] = []
+        body = {"n": 60, "steps": 60, "sampler": "ancestral", "order": "text_first"}
+        asking = threading.Thread(
+            target=lambda: found.append(httpx2.post(f"{address}/generate", json=body, timeout=120))
+        )
+        asking.start()
+        while "http_requests_inprogress 2.0" not in httpx2.get(f"{address}/metrics", timeout=60).text:
+            pass
+        process.send_signal(signal.SIGTERM)
+        asking.join()
+        assert len(found[0].json()["rows"]) == 60
+        assert process.wait(60) == -signal.SIGTERM
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(f"{address}/healthz")
