@@ -112,9 +112,8 @@ def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
             raise HTTPException(503, "expected a loaded encoder, which is still being loaded. Ask again soon.")
         return "ok"
 
-    Instrumentator(
-        registry=registry, should_group_status_codes=False, should_instrument_requests_inprogress=True
-    ).instrument(app).expose(app, dependencies=locked)
+    meter = Instrumentator(registry=registry, should_group_status_codes=False)
+    meter.instrument(app).expose(app, dependencies=locked)
     app.openapi().setdefault("components", {})["schemas"] = schemas
     return app
 

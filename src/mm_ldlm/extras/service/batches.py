@@ -27,7 +27,7 @@ class Batches:
 
     Args:
         window: seconds that a job waits for others.
-        observe: is called with the number of jobs of each computation.
+        observe: is called with the number of jobs of each computation, before it.
     """
 
     def __init__(self, model: MMLDLM, *, window: float, observe: Callable[[int], Any]) -> None:
@@ -68,10 +68,10 @@ class Batches:
         return self.compute(jobs[:half]) + self.compute(jobs[half:])
 
     def _together(self, jobs: Sequence[Job]) -> list[Rows]:
+        self.observe(len(jobs))
         first, alone = jobs[0], len(jobs) == 1
         self.model.writer.numbers = None if alone else [row for job in jobs for row in range(job.rows)]
         columns = {name: functools.reduce(operator.add, [job.columns[name] for job in jobs]) for name in first.columns}
         rows = frame_of(first.function(self.model, **columns, **first.options)).to_dict("records")
-        self.observe(len(jobs))
         each = iter(rows)
         return [rows] if alone else [[*islice(each, job.rows)] for job in jobs]
