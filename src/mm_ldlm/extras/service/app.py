@@ -52,7 +52,8 @@ def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
 
     locked = [] if key is None else [Depends(authorised)]
     app = FastAPIOffline(
-        title="MM-LDLM", description=repr(model), redoc_url=None, lifespan=lifespan,
+        title="MM-LDLM", redoc_url=None, lifespan=lifespan,
+        description=f"{model!r}\n\nNo field is a path: where its help names a file, send texts or vectors instead.",
         exception_handlers={MMLDLMError: explain, HTTPException: explain},
     )  # fmt: skip
     schemas: dict[str, Any] = {}
@@ -67,18 +68,15 @@ def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
 
     def add(path: str, body: type, help: str, respond: Callable[[Any], Awaitable[Any]]) -> None:
         async def endpoint(request: Request) -> Response:
-            made = await respond(await body_of(request, limits.max_bytes))
-            # numbers that are not finite become null
-            return Response(
-                to_json(made, inf_nan_mode="null", fallback=lambda each: each.tolist()), media_type="application/json"
-            )
+            given = await body_of(request, limits.max_bytes)
+            content = to_json(await respond(given), inf_nan_mode="null", fallback=lambda array: array.tolist())
+            return Response(content, media_type="application/json")
 
         schema = TypeAdapter(body).json_schema(ref_template="#/components/schemas/{model}")
-        schemas.update(schema.pop("$defs", {}), **{body.__name__: schema})
-        reference = {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}
+        schemas.update(schema.pop("$defs", {}))
         app.add_api_route(
             path, endpoint, methods=["POST"], name=path[1:], description=help, dependencies=locked,
-            openapi_extra={"requestBody": {"required": True, "content": {"application/json": reference}}},
+            openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
         )  # fmt: skip
 
     async def tabulate(request: Endpoint, given: Any) -> Any:
@@ -112,8 +110,7 @@ def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
             raise HTTPException(503, "expected a loaded encoder, which is still being loaded. Ask again soon.")
         return "ok"
 
-    meter = Instrumentator(registry=registry, should_group_status_codes=False)
-    meter.instrument(app).expose(app, dependencies=locked)
+    Instrumentator(registry=registry, should_group_status_codes=False).instrument(app).expose(app, dependencies=locked)
     app.openapi().setdefault("components", {})["schemas"] = schemas
     return app
 
