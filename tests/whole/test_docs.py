@@ -22,6 +22,7 @@ from mm_ldlm.app.parameters import check_parameters
 from mm_ldlm.cli import cli
 from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.extras.huggingface.commands import export
 from mm_ldlm.models.base import MODELS
 from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.objectives.root import build_root
@@ -116,6 +117,7 @@ def test_documented_python_runs(finished: Path, tmp_path: Path, monkeypatch: pyt
     bootstrap_project(finished)
     catalog = KedroSession.create(finished, env="test").load_context().catalog
     monkeypatch.chdir(tmp_path)
+    export.main(["data", "exported"], standalone_mode=False)
     ran = []
     for page in [PROJECT / "README.md", *sorted(PROJECT.glob("docs/*.md"))]:
         names: dict[str, Any] = {"catalog": catalog, "Path": Path}

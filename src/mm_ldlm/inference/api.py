@@ -11,6 +11,7 @@ import torch
 
 from mm_ldlm.core import Registry
 from mm_ldlm.inference import generating, reading
+from mm_ldlm.inference.exporting import pretrained_folder
 from mm_ldlm.inference.loading import load_run
 from mm_ldlm.inference.model import Encoder, LoadedModel
 
@@ -55,6 +56,21 @@ class MMLDLM(LoadedModel):
         """
         parts = load_run(path, checkpoint=checkpoint, use_ema=use_ema, device=device)
         return cls(parts, encoder, batch_tokens=batch_tokens)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, *, revision: str | None = None, **options: Any) -> Self:
+        """Load an exported run (`mm-ldlm export`): a folder, or owner/name of the Hugging Face hub.
+
+        The digests of all files are compared; no code and no pickle of the folder is executed.
+
+        Args:
+            revision: branch, tag or commit on the hub.
+            options: those of `from_run`.
+
+        Raises:
+            CheckpointError: there is no such folder or repository, or a file is missing or damaged.
+        """
+        return cls.from_run(pretrained_folder(name, revision=revision), **options)
 
     invert = generating.invert
     generate = generating.generate

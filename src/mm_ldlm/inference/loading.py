@@ -42,6 +42,9 @@ from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import config_of
 from mm_ldlm.training.checkpoints.weights import identity_of, load_tensors, refuse_other, saved_tensors
 
+ENCODER = "encoder"
+"""Folder of an exported run with the weights of its encoder"""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -97,7 +100,8 @@ def load_run(
     weights = "ema.safetensors" if use_ema and (found / "ema.safetensors").is_file() else "model.safetensors"
     load_tensors(saved_tensors(root), folder.tensors(found, weights), found / weights)
     root = root.to(chosen).eval().requires_grad_(False)
-    load, no_encoder = _encoder_of(config.get("encoder") or {}, fingerprints.get("encoder", ""), chosen)
+    encoder = (config.get("encoder") or {}) | ({"path": str(found / ENCODER)} if (found / ENCODER).is_dir() else {})
+    load, no_encoder = _encoder_of(encoder, fingerprints.get("encoder", ""), chosen)
     return Parts(
         model=root.objective.generative_model(root.model),
         capabilities=objective_config.capabilities(model_config),
@@ -107,7 +111,7 @@ def load_run(
         no_encoder=no_encoder,
         checkpoint=found,
         step=folder.step_of(found),
-        dataset=Path(os.path.normpath(run.parent / str(config.get("dataset", "")))),
+        dataset=Path(os.path.normpath(run.parent / str(config["dataset"]))) if "dataset" in config else None,
         fingerprints=fingerprints,
     )
 

@@ -82,7 +82,7 @@ def neighbours(
     raw_nd, dataset, rows_m = model.targets(latents, written=False)[1], None, np.zeros(0, dtype=np.int64)
     if store is None or (isinstance(store, (str, Path)) and not str(store).endswith(".npy")):
         if (folder := model.parts.dataset if store is None else dataset_folder(store)) is None:
-            raise SamplingError("store: expected latents or a data folder, found none. Give one: no run was loaded.")
+            raise SamplingError("store: expected latents or a data folder, found none. Give one: the model has none.")
         dataset = Dataset.open(folder)
         rows_m = np.concatenate([dataset.rows(split) for split in SPLITS])
         store = dataset.require("latents").take(rows_m)

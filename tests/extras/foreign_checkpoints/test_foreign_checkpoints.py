@@ -19,8 +19,9 @@ from torch.nn import functional as F
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import CheckpointError, parse
 from mm_ldlm.extras.foreign_checkpoints import commands
-from mm_ldlm.extras.foreign_checkpoints.exporting import export_checkpoint
+from mm_ldlm.extras.foreign_checkpoints.exporting import write_model_pt
 from mm_ldlm.extras.foreign_checkpoints.importing import import_checkpoint
+from mm_ldlm.inference.exporting import source_of
 from mm_ldlm.inference.loading import load_run
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.training import loop
@@ -160,15 +161,15 @@ def test_export_and_import_return_the_same_bits(
     kind: str, trained: Callable[[str], Path], tmp_path: Path, refuses: Callable[..., Any]
 ) -> None:
     run = trained(kind)
-    assert export_checkpoint(run, tmp_path / "out") == folder.find(run)
+    write_model_pt(source_of(run, tmp_path / "out"), tmp_path / "out")
     import_checkpoint(tmp_path / "out", tmp_path / "again")
     assert equal(saved(tmp_path / "again"), saved(run, "ema"))
     load_run(tmp_path / "again", device="cpu")  # also compares the identity
-    export_checkpoint(run, tmp_path / "last", use_ema=False)
+    write_model_pt(source_of(run, tmp_path / "last", use_ema=False), tmp_path / "last")
     import_checkpoint(tmp_path / "last" / "model.pt", tmp_path / "like", like=run)
     assert equal(saved(tmp_path / "like"), saved(run))
     with refuses(CheckpointError, "out"):
-        export_checkpoint(run, tmp_path / "out")
+        source_of(run, tmp_path / "out")
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

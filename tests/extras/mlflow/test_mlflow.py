@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from kedro.pipeline import Pipeline, node
 from tests.app.sessions import Session
 
 from mm_ldlm.core import ConfigurationError, TrackingError, parse
+from mm_ldlm.extras.mlflow import hooks
 from mm_ldlm.extras.mlflow.client import (
     HEADLINE,
     MlflowRun,
@@ -28,6 +30,7 @@ from mm_ldlm.extras.mlflow.client import (
     open_somewhere,
     within,
 )
+from mm_ldlm.extras.mlflow.commands import send_runs
 from mm_ldlm.extras.mlflow.config import TrackingConfig
 from mm_ldlm.extras.mlflow.hooks import NOTE, TrackingHooks
 from mm_ldlm.training.jsonl import Tracker
@@ -77,7 +80,9 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """The MLflow run of these nodes, and a client of its store."""
     root = tmp_path_factory.mktemp("tracked")
     uri = f"sqlite:///{root}/mlflow.db"
-    Session(root, tracking={"enabled": True, "uri": uri}).run(_pipeline(root))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
+        Session(root, tracking={"enabled": True, "uri": uri}).run(_pipeline(root))
     client = MlflowRun(uri, "").client
     reference = json.loads((root / "06_models/tracking_reference.json").read_text())
     return client.get_run(reference["run_id"]), client
@@ -90,6 +95,7 @@ def test_one_run_holds_parameters_curves_headlines_and_report(tracked: tuple[Any
     assert [point.value for point in client.get_metric_history(run.info.run_id, f"{HEADLINE}/loss")] == [2.0, 1.0]
     assert run.data.metrics[f"{HEADLINE}/l2t.exact_match"] == 0.5
     assert not any("nan" in name or "validation" in name for name in run.data.metrics)  # MLflow has no such numbers
+    assert run.data.metrics["system/system_memory_usage_percentage"] > 0
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {
         "config.json",
         "metrics.json",
@@ -176,6 +182,71 @@ print(run.uri)
     assert [run.communicate()[0] for run in runs] == [f"sqlite:///{tmp_path}/x.db\n"] * 3
 
 
+def sent(root: Path, uri: str) -> list[str]:
+    """Run `mm-ldlm send-runs` and return the ids that it prints."""
+    result = CliRunner().invoke(send_runs, [uri, "--data", str(root / "data")])
+    assert result.exit_code == 0, result.output
+    return [line.split(": ")[1] for line in result.stdout.splitlines()]
+
+
+def test_a_run_that_was_recorded_locally_is_sent_complete_and_once(
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mm_ldlm.extras.mlflow.client.LONGEST", 0.5)
+    Session(tmp_path, tracking={"enabled": True, "uri": silent}).run(_pipeline(tmp_path))
+    local = MlflowRun(f"sqlite:///{tmp_path}/data/mlflow_local.db", "")
+    reference = json.loads((tmp_path / "06_models/tracking_reference.json").read_text())
+    local.run_id = reference["run_id"]
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "MLmodel").write_text("flavors: {}")
+    local.add_model(tmp_path / "model", "m", 2)
+    uri = f"sqlite:///{tmp_path}/server.db"
+    (run_id,) = sent(tmp_path, uri)
+    client, here = MlflowRun(uri, "").client, local.client.get_run(local.run_id)
+    there = client.get_run(run_id)
+    assert there.data.params == here.data.params
+    assert there.data.metrics == here.data.metrics
+    assert {key: there.data.tags[key] for key in ("command", "run_folder", NOTE)}.items() <= here.data.tags.items()
+    assert (there.info.status, there.info.start_time, there.info.end_time) == (
+        "FINISHED", here.info.start_time, here.info.end_time,
+    )  # fmt: skip
+    curves = [each.get_metric_history(key, f"{HEADLINE}/loss") for each, key in
+              ((client, run_id), (local.client, local.run_id))]  # fmt: skip
+    assert [(point.step, point.value, point.timestamp) for point in curves[0]] == [
+        (point.step, point.value, point.timestamp) for point in curves[1]
+    ]
+    assert {file.path for file in client.list_artifacts(run_id)} == {"config.json", "metrics.json", "report.html"}
+    (model,) = there.outputs.model_outputs
+    assert (client.get_logged_model(model.model_id).name, model.step) == ("m", 2)
+    assert sent(tmp_path, uri) == []
+
+
+def test_the_rest_of_a_run_whose_store_goes_away_is_added_to_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, calls, plain = f"sqlite:///{tmp_path}/server.db", [0], hooks.within
+
+    def away(call: Any, place: str, **options: Any) -> Any:
+        calls[0] += place == uri
+        if place == uri and calls[0] > 3:
+            raise TrackingError("away")
+        return plain(call, place, **options)
+
+    monkeypatch.setattr(hooks, "within", away)
+    Session(tmp_path, tracking={"enabled": True, "uri": uri}).run(_pipeline(tmp_path))
+    client = MlflowRun(uri, "").client
+    (run_id,) = [
+        run.info.run_id for each in client.search_experiments() for run in client.search_runs([each.experiment_id])
+    ]
+    assert client.get_run(run_id).info.status == "RUNNING"
+    assert sent(tmp_path, uri) == [run_id]
+    run = client.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics[f"{HEADLINE}/l2t.exact_match"] == 0.5
+    assert run.data.params["model.kind"] == "mmdit"
+    assert {file.path for file in client.list_artifacts(run_id)} == {"config.json", "metrics.json", "report.html"}
+
+
 @pytest.mark.parametrize("place", ["folder", "pipe", "file/x.db"])
 def test_what_is_no_database_is_refused(place: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
@@ -227,7 +298,7 @@ class Away:
 
 def test_lines_that_a_store_did_not_accept_are_sent_later_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     store: Any = Away(1)
-    sink = MlflowSink(store)
+    sink = MlflowSink(store, later=store.received.append)
     sink([{"step": 1}])
     sink([{"step": 2}])  # rests
     assert store.received == []

@@ -147,7 +147,7 @@ class LocalEncoderConfig:
                 f"encoder {spec.name!r}: truncate_dim={truncate}, but its vectors have {spec.dim} dimensions. "
                 "Set encoder.truncate_dim to at most that."
             )
-        files = {str(file.relative_to(folder)): file_sha256(file) for file in _deciding_files(folder)}
+        files = {str(file.relative_to(folder)): file_sha256(file) for file in deciding_files(folder)}
         parts = {field: getattr(spec, field) for field in _DECIDING}
         identity = fingerprint({"spec": parts, "truncate_dim": truncate, "dtype": self.dtype, "files": files})
         return LocatedWeights(
@@ -208,7 +208,7 @@ def _hub_folder(name: str, source: str, revision: str | None) -> Path:
         ) from error
 
 
-def _deciding_files(folder: Path) -> list[Path]:
+def deciding_files(folder: Path) -> list[Path]:
     """List weights, configurations and tokenizer files; only the format of weights that will be loaded."""
     every = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
     every = [path for path in every if not {"onnx", "openvino"} & set(path.relative_to(folder).parts)]

@@ -1,4 +1,4 @@
-"""Commands `mm-ldlm import-checkpoint` and `mm-ldlm export-checkpoint`."""
+"""Command `mm-ldlm import-checkpoint`."""
 
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,3 @@ def import_checkpoint(source: str, run: str, like: str | None, **given: Any) -> 
             f"a training by `--params training.init_from={Path(run).absolute()}`.",
             err=True,
         )
-
-
-@click.command("export-checkpoint")
-@click.argument("run")
-@click.argument("folder")
-@click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step.")
-@click.option("--last", is_flag=True, help="The last weights instead of the averaged ones.")
-def export_checkpoint(run: str, folder: str, checkpoint: str, last: bool) -> None:
-    """Write the weights of RUN to the new FOLDER as model.pt, with the configuration, tokenizer and normaliser."""
-    from mm_ldlm.extras.foreign_checkpoints.exporting import export_checkpoint as exported
-
-    with messages_only():
-        found = exported(Path(run), Path(folder), checkpoint=checkpoint, use_ema=not last)
-        averaged = not last and (found / "ema.safetensors").is_file()
-        click.echo(f"{folder}/model.pt: the {'averaged' if averaged else 'last'} weights of {found}")

@@ -18,7 +18,7 @@ from mm_ldlm.data.corpus.tokenizer import MASKS, TextTokenizer, base_from_name, 
 from mm_ldlm.extras.foreign_checkpoints import formats
 from mm_ldlm.extras.foreign_checkpoints import reading as legacy
 from mm_ldlm.extras.foreign_checkpoints.converting import Converted, convert, head_dim_of
-from mm_ldlm.extras.foreign_checkpoints.exporting import refuse_existing
+from mm_ldlm.inference.exporting import refuse_existing
 from mm_ldlm.inference.files import newest_run
 from mm_ldlm.inference.loading import kinds_of, root_of, run_config
 from mm_ldlm.models.base import MODELS, DataShape, init_weights

@@ -1,4 +1,4 @@
-"""MLflow, used only in this file, through a client with an explicit URI and run id and without global state.
+"""The runs of MLflow, through a client with an explicit URI and run id and without global state.
 
 MLflow's fluent interface would mark an interrupted run as FINISHED when the process exits; the client does not. MLflow
 retries requests for minutes; `settings.py` sets lower limits, and `within` bounds every exchange, whatever the store: a
@@ -29,13 +29,16 @@ T = TypeVar("T")
 
 METRICS = "metrics.json"
 """Artifact with the numbers of an evaluation"""
+CONTINUES = "mm_ldlm.continues"
+"""Tag of a local run that has the last part of a run of another store, with the id of that run"""
 LOCAL = "sqlite:///data/mlflow_local.db"
 """Database of the runs whose tracking store did not answer, relative to the project's root"""
-LONGEST, LONGEST_LOCAL = 12.0, 120.0
-"""Seconds for one exchange with a server, and with a database in a file, whose tables MLflow creates first"""
+LONGEST, LONGEST_LOCAL, LONGEST_UPLOAD = 12.0, 120.0, 120.0
+"""Seconds for one exchange with a server, and with a database in a file, whose tables MLflow creates first; and for one
+that uploads a folder"""
 _SQLITE = "sqlite:///"
-_LONGEST_DIGEST, _LONGEST_VALUE, _BATCH = 36, 6000, 100
-"""MLflow's limits: characters of a digest and of a value, parameters in one request"""
+_LONGEST_DIGEST, _LONGEST_VALUE, _BATCH, _POINTS = 36, 6000, 100, 1000
+"""MLflow's limits: characters of a digest and of a value, parameters and points of curves in one request"""
 HEADLINE, TRAINING, VALIDATION, EVALUATION, DIAGNOSTICS = (
     "1_headline", "2_training", "3_validation", "4_evaluation", "5_diagnostics",
 )  # fmt: skip
@@ -64,6 +67,7 @@ class MlflowRun:
 
     def __init__(self, uri: str, run_id: str) -> None:
         self.uri, self.run_id = uri, run_id
+        self._monitor: Any = None
 
     @functools.cached_property
     def client(self) -> Any:
@@ -73,7 +77,10 @@ class MlflowRun:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         return MlflowClient(tracking_uri=self.uri)
 
-    def create(self, *, experiment: str, name: str, parameters: Mapping[str, Any], parent: str | None) -> None:
+    def create(
+        self, *, experiment: str, name: str, parameters: Mapping[str, Any], parent: str | None,
+        start_time: int | None = None,
+    ) -> None:  # fmt: skip
         """Start the run with its flat parameters, nested in the run `parent` where one is given."""
         from mlflow.entities import Param
 
@@ -87,7 +94,7 @@ class MlflowRun:
         # The view that an experiment opens in; without the tag MLflow asks, or guesses from the first run.
         self.client.set_experiment_tag(identity, "mlflow.experimentKind", "custom_model_development")
         nested = {"mlflow.parentRunId": parent} if parent else {}
-        self.run_id = self.client.create_run(identity, tags=nested, run_name=name).info.run_id
+        self.run_id = self.client.create_run(identity, start_time, nested, name).info.run_id
         params = [Param(key, mask(str(value))[:_LONGEST_VALUE]) for key, value in parameters.items()]
         for start in range(0, len(params), _BATCH):
             self.client.log_batch(self.run_id, params=params[start : start + _BATCH])
@@ -126,13 +133,18 @@ class MlflowRun:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        numbers = [
-            Metric(name, float(value), now, step)
-            for name, value, step in values
-            if isinstance(value, (int, float)) and math.isfinite(value) and not name.endswith("/step")
-        ]
-        for start in range(0, len(numbers), 1000):
-            self.client.log_batch(self.run_id, metrics=numbers[start : start + 1000])
+        self.add_points(
+            [
+                Metric(name, float(value), now, step)
+                for name, value, step in values
+                if isinstance(value, (int, float)) and math.isfinite(value) and not name.endswith("/step")
+            ]
+        )
+
+    def add_points(self, points: Sequence[Any]) -> None:
+        """Log points of curves."""
+        for start in range(0, len(points), _POINTS):
+            self.client.log_batch(self.run_id, metrics=points[start : start + _POINTS])
 
     def add_datasets(self, digests: Mapping[str, str], *, context: str, profile: Any = None) -> None:
         """Log datasets by name with their digests as inputs of the run."""
@@ -152,8 +164,42 @@ class MlflowRun:
         """Log a text as the artifact `file`."""
         self.client.log_text(self.run_id, text, file)
 
+    def watch(self) -> None:
+        """Record the load of the machine every 10 seconds, in a thread, until the run is closed."""
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        self._monitor = SystemMetricsMonitor(self.run_id, tracking_uri=self.uri)
+        self._monitor.start()
+
+    def add_folder(self, folder: Path, at: str) -> None:
+        """Log the files of a folder as artifacts below `at`."""
+        self.client.log_artifacts(self.run_id, str(folder), at)
+
+    def add_plots(self, figures: Mapping[str, Any]) -> None:
+        """Log figures as pages, which load plotly.js from its network; `report.html` contains it."""
+        for name, figure in figures.items():
+            self.add_text(figure.to_html(include_plotlyjs="cdn"), f"plots/{name}.html")
+
+    def add_model(
+        self, folder: Path, name: str, step: int, *, register: Callable[..., str] | None = None
+    ) -> str | None:  # fmt: skip
+        """Log the folder of an MLflow model as an output of the run; return what `register` decides, if it is given.
+
+        A model that is recorded locally is registered when it is sent.
+        """
+        from mlflow.entities import LoggedModelOutput
+
+        run = self.client.get_run(self.run_id)
+        model = self.client.create_logged_model(run.info.experiment_id, name=name, source_run_id=self.run_id)
+        self.client.log_model_artifacts(model.model_id, str(folder))
+        self.client.finalize_logged_model(model.model_id, "READY")
+        self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, step)])
+        return None if register is None or self.uri.endswith(Path(LOCAL).name) else register(self, model)
+
     def close(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED."""
+        if self._monitor is not None:
+            self._monitor.finish()
         self.client.set_terminated(self.run_id, status=status)
 
 
@@ -161,14 +207,15 @@ class MlflowSink:
     """Sends the lines of the log of a training to an MLflow run, while it runs.
 
     Lines that the store did not accept are kept and sent again after `PAUSE` seconds and at the end, so that a server
-    that was away for a while misses none.
+    that was away for a while misses none. Those that it does not accept at the end are given to `later`.
     """
 
     PAUSE = 60.0
     KEPT = 100_000
 
-    def __init__(self, run: MlflowRun) -> None:
-        self._run, self._waiting, self._resting_until = run, list[dict[str, Any]](), -math.inf
+    def __init__(self, run: MlflowRun, *, later: Callable[[Sequence[dict[str, Any]]], None]) -> None:
+        self._run, self._later = run, later
+        self._waiting, self._resting_until = list[dict[str, Any]](), -math.inf
 
     def __call__(self, lines: Sequence[dict[str, Any]]) -> None:
         self._waiting = [*self._waiting, *lines][-self.KEPT :]
@@ -178,7 +225,7 @@ class MlflowSink:
             self._run.add_lines(self._waiting)
         except Exception as error:  # requests, SQLAlchemy and MLflow have classes of their own
             if not lines:
-                log.warning("MLflow lacks the last %d lines of the log file, which is complete", len(self._waiting))
+                self._later(self._waiting)
             elif self._resting_until == -math.inf:
                 log.warning("MLflow does not answer (%s); the run goes on, and its log is sent later", reason_of(error))
             self._resting_until = time.monotonic() + self.PAUSE
@@ -218,7 +265,7 @@ def open_somewhere(uri: str, *, root: Path, parent: str | None, **about: Any) ->
         if failures:
             log.warning(
                 "MLflow cannot open %s; this run is recorded in %s instead. Show it by `mlflow ui "
-                "--backend-store-uri %s`, or set tracking.uri to a store that answers",
+                "--backend-store-uri %s`, or send it by `mm-ldlm send-runs URI` when the store answers",
                 "; ".join(failures), LOCAL, run.uri,
             )  # fmt: skip
         return run
@@ -246,7 +293,7 @@ def _resolved(uri: str, root: Path) -> str:
     return f"{_SQLITE}{path.as_posix()}"
 
 
-def within(call: Callable[[], T], uri: str) -> T:
+def within(call: Callable[[], T], uri: str, *, at_least: float = 0.0) -> T:
     """Return what a call of the store at `uri` returns, if it does so within the time for such a store.
 
     A call that takes longer is left in a daemon thread; the timeouts of MLflow end it.
@@ -254,7 +301,7 @@ def within(call: Callable[[], T], uri: str) -> T:
     Raises:
         TrackingError: it took longer, or it raised an exception; the message contains the reason on one line.
     """
-    seconds = LONGEST_LOCAL if uri.startswith("sqlite:") else LONGEST
+    seconds = max(LONGEST_LOCAL if uri.startswith("sqlite:") else LONGEST, at_least)
     results: list[T] = []
     errors: list[BaseException] = []
 

@@ -21,6 +21,10 @@ class TrackingConfig:
         experiment: MLflow experiment, created when missing.
         run_name: name of the MLflow run; null derives it from pipelines and environment.
         parent_run: id of the MLflow run that this one is nested in; null for none.
+        system_metrics: record the load of processor, memory, disk, network and GPU every 10 seconds.
+        log_model: log the model of an evaluated run, for `mlflow models serve`, without the weights of its encoder.
+        register: name in the model registry under which a logged model gets the alias "best", if its evaluation is
+            better than the one that has it; null for none.
     """
 
     enabled: bool
@@ -28,6 +32,9 @@ class TrackingConfig:
     experiment: str
     run_name: str | None = None
     parent_run: str | None = None
+    system_metrics: bool = True
+    log_model: bool = True
+    register: str | None = None
 
     def __post_init__(self) -> None:
         # The refusal does not repeat the address: what is no address may be a password.

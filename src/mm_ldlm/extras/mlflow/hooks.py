@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,9 @@ from kedro.framework.hooks import hook_impl
 from mm_ldlm.core import TrackingError, mask, mask_values, purposeful, reason_of
 from mm_ldlm.core.files import recorded
 from mm_ldlm.extras.mlflow.client import (
+    CONTINUES,
+    LOCAL,
+    LONGEST_UPLOAD,
     METRICS,
     MOST_HEADLINES,
     MlflowRun,
@@ -26,7 +30,8 @@ from mm_ldlm.extras.mlflow.client import (
     within,
 )
 from mm_ldlm.pipelines import executed_by, name_of
-from mm_ldlm.training.checkpoints.reference import run_folder
+from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_in
+from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, run_folder
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
@@ -55,6 +60,7 @@ class TrackingHooks:
         self._project, self._runs = Path(), Path()
         self._run: MlflowRun | None = None
         self._follower: Follower | None = None
+        self._unsent: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         # Ctrl-C and SystemExit do not reach `on_pipeline_error`: Kedro calls it for `Exception` only.
         atexit.register(self._close, "KILLED")
 
@@ -75,6 +81,8 @@ class TrackingHooks:
             return
         tracking, environment = catalog.load("params:tracking"), run_params.get("env") or "local"
         self._recorded, self._facts, self._headline = set[str](), dict[str, str](), dict[str, float]()
+        self._reference, self._metrics, self._unsent = dict[str, Any](), dict[str, Any](), []
+        self._rows, self._tracking = dict[str, Any](), tracking
         self._pipelines = name_of(executed_by(pipeline))
         self._name = None if tracking.run_name else f"{self._pipelines}@{environment}"  # unless the user chose it
         program = Path(sys.argv[0])
@@ -88,6 +96,8 @@ class TrackingHooks:
             )  # fmt: skip
         if self._run is not None:
             log.info("MLflow run %s in '%s' at %s", self._run.run_id, tracking.experiment, mask(self._run.uri))
+            if tracking.system_metrics:
+                self._send("watch")
         about = {"pipelines": self._pipelines, "environment": environment, "command": self._command}
         self._send("tag", about | {"kedro_run": run_params["run_id"]} | _commit(self._project))
         address = (None, None) if self._run is None else (self._run.uri, self._run.run_id)
@@ -107,8 +117,12 @@ class TrackingHooks:
     def _close(self, status: str) -> None:
         self._unfollow()
         if self._run is not None:
-            self._send("tag", {NOTE: self._note()})
-            self._send("close", status)
+            with tempfile.TemporaryDirectory() as folder:
+                if status == "FINISHED" and weights_in(self._metrics.get(MADE_BY)):
+                    self._record_result(Path(folder))
+                self._send("tag", {NOTE: self._note()})
+                self._send("close", status)
+                self._send_rest()
             self._run = None
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
@@ -120,7 +134,8 @@ class TrackingHooks:
             from mm_ldlm.app.progress import follower_of
 
             self._send("tag", {"run_folder": str(inputs["training_spec"]["name"])})  # also of a run that fails
-            self._follower = follower_of(inputs, MlflowSink(self._run))
+            sink = MlflowSink(self._run, later=lambda lines: self._unsent.append(("add_lines", (lines,), {})))
+            self._follower = follower_of(inputs, sink)
 
     @hook_impl
     def after_node_run(self) -> None:
@@ -146,9 +161,13 @@ class TrackingHooks:
             return
         if dataset_name in PAGES:
             self._send("add_text", data, PAGES[dataset_name])
+        elif dataset_name == "figures":
+            self._send("add_plots", data, at_least=LONGEST_UPLOAD)
+        elif dataset_name.endswith("_rows"):
+            self._rows[dataset_name.removesuffix("_rows")] = data
         elif dataset_name == "metrics":
             self._record_metrics(data)
-        elif dataset_name == "run":
+        elif dataset_name == "run" and self._runs != Path():
             self._record_run(data)
         elif dataset_name == "dataset" and hasattr(data, "fingerprints"):  # a node saves a mapping of stores instead
             self._record_dataset(data)
@@ -159,13 +178,14 @@ class TrackingHooks:
     def _record_metrics(self, metrics: Mapping[str, Any]) -> None:
         from mm_ldlm.evaluation.suites import most_important
 
+        self._metrics = metrics
         self._headline = {key: metrics[key] for key in most_important(metrics, count=MOST_HEADLINES)}
         self._send("add_metrics", metrics, first=self._headline)
         self._send("add_text", json.dumps(self._clean(dict(metrics)), indent=1), METRICS)
 
     def _record_run(self, reference: Mapping[str, Any]) -> None:
         """Record the run folder, its fingerprint and its configuration."""
-        name = str(reference["name"])
+        name, self._reference = str(reference["name"]), reference
         tags = {
             "run_folder": name,
             "trained_here": str("trained" in self._recorded).lower(),
@@ -192,16 +212,72 @@ class TrackingHooks:
         examples = ", ".join(f"{number:,} {split}" for split, number in sizes.items())
         self._facts["dataset"] = f"{name}, fingerprint {dataset.fingerprint}, examples: {examples}"
 
-    # -- words ---------------------------------------------------------------------------------------------------------
+    def _record_result(self, folder: Path) -> None:
+        """Record the tables of an evaluated run, and its model, which may become the best of the registry."""
+        from mm_ldlm.evaluation.compare import FOLDER, Result, keep
+        from mm_ldlm.extras.mlflow.model import save_model
+        from mm_ldlm.extras.mlflow.registry import register
+        from mm_ldlm.inference.exporting import source_of
 
-    def _send(self, method: str, *arguments: Any, **named: Any) -> None:
-        """Call a method of the MLflow run, if there is one, within a bounded time; a run goes on without an answer."""
-        if self._run is None:
-            return
+        result = Result(str(self._reference["name"]), self._metrics, self._rows)
+        weights, named = self._metrics[MADE_BY], self._tracking.register
+        checkpoint = run_folder(self._runs, self._reference) / CHECKPOINTS / weights["checkpoint"]
         try:
-            within(functools.partial(getattr(self._run, method), *arguments, **named), self._run.uri)
-        except TrackingError as error:
-            log.warning("MLflow does not answer (%s); the run goes on, and its files have everything", error)
+            keep(result, folder)
+            self._send("add_folder", folder / FOLDER, FOLDER, at_least=LONGEST_UPLOAD)
+            if self._tracking.log_model:
+                save_model(source_of(checkpoint, folder / "new", use_ema=weights["weights"] == "averaged"), folder)
+                decided = self._send(
+                    "add_model", folder / "model", result.name, int(self._reference.get("step", 0)),
+                    register=functools.partial(register, name=named, ours=result) if named else None,
+                    at_least=LONGEST_UPLOAD,
+                )  # fmt: skip
+                log.info("MLflow: %s", decided or "the model is recorded with the run")
+        except Exception as error:  # a run whose model cannot be loaded is a run all the same
+            log.warning("the model is not logged in MLflow (%s)", reason_of(error))
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def _send(self, method: str, *arguments: Any, at_least: float = 0.0, **named: Any) -> Any:
+        """Call a method of the MLflow run, if there is one, within a bounded time; a run goes on without an answer.
+
+        After a failure, calls are kept until the end of the run, in their order.
+        """
+        if self._run is None:
+            return None
+        if not self._unsent:
+            try:
+                return within(
+                    functools.partial(getattr(self._run, method), *arguments, **named), self._run.uri, at_least=at_least
+                )
+            except TrackingError as error:
+                log.warning("MLflow does not answer (%s); the run goes on, and is recorded at its end", error)
+        self._unsent.append((method, arguments, named))
+        return None
+
+    def _send_rest(self) -> None:
+        """Make the calls that failed once more; those that fail again are recorded in a local run."""
+        run = self._run
+        while self._unsent and run is not None:
+            method, arguments, named = self._unsent[0]
+            try:
+                within(functools.partial(getattr(run, method), *arguments, **named), run.uri)
+                self._unsent.pop(0)
+            except TrackingError as error:
+                if run is not self._run:
+                    log.warning("MLflow lacks the last part of this run, whose files are complete (%s)", error)
+                    break
+                log.warning(
+                    "MLflow does not answer at the end of this run (%s): what it lacks is recorded in %s. Send it by "
+                    "`mm-ldlm send-runs %s` when the store answers", error, LOCAL, mask(run.uri),
+                )  # fmt: skip
+                self._unsent.insert(0, ("tag", ({CONTINUES: run.run_id},), {}))
+                run = open_somewhere(
+                    LOCAL, root=self._project, parent=None, experiment=self._tracking.experiment, parameters={},
+                    name=self._name or self._pipelines,
+                )  # fmt: skip
+
+    # -- words ---------------------------------------------------------------------------------------------------------
 
     def _clean(self, value: Any) -> Any:
         """Replace the folders of absolute paths by "…/", those of the project by nothing; mask credentials."""

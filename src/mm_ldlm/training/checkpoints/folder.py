@@ -52,7 +52,7 @@ class Marker:
 
 def write(
     directory: Path, step: int, *, tensors: Mapping[str, Mapping[str, Tensor]], documents: Mapping[str, Any],
-    folders: Mapping[str, Path],
+    folders: Mapping[str, Path], called: str | None = None,
 ) -> Path:  # fmt: skip
     """Write `directory/step-XXXXXXXX`, replacing a folder of that name, and make `latest` name it.
 
@@ -60,11 +60,12 @@ def write(
         tensors: file name (….safetensors) → tensors by name, which must not change while they are written.
         documents: file name (….json) → JSON value.
         folders: folder name → folder to copy.
+        called: another name of the folder, which `latest` does not name then.
 
     Raises:
         CheckpointError: the disk is full, or the file system failed otherwise; earlier checkpoints are unchanged.
     """
-    path = directory / name_of(step)
+    path = directory / (called or name_of(step))
     try:
         with new_directory(path) as new:
             for name, held in tensors.items():
@@ -77,7 +78,8 @@ def write(
             listed = {name: File(file.stat().st_size, file_sha256(file)) for name, file in files.items()}
             marker = dataclasses.asdict(Marker(FORMAT_VERSION, step, listed))
             (new / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
-        point(directory, "latest", path)
+        if called is None:
+            point(directory, "latest", path)
     except (OSError, SafetensorError) as error:
         reason = write_problem(error) if isinstance(error, OSError) else None
         raise CheckpointError(
@@ -122,7 +124,7 @@ def check(path: Path) -> Marker:
         raise CheckpointError(f"{path}: expected step {int(named[1])}, found step {marker.step} in {MARKER}. {_OTHER}")
     for name, promised in marker.files.items():
         try:
-            file = inside(path, name)
+            file = _file(path, name)
         except UnsafePathError as error:
             raise CheckpointError(f"{path}/{MARKER}: {error.detail}. {_OTHER}") from None
         size = file.stat().st_size if file.is_file() else None
@@ -135,6 +137,13 @@ def check(path: Path) -> Marker:
         if file.suffix in _READ and (name := file.relative_to(path).as_posix()) not in marker.files:
             raise CheckpointError(f"{path}: expected {name} in {MARKER}, found it added later. Remove it. {_OTHER}")
     return marker
+
+
+def _file(path: Path, name: str) -> Path:
+    """Return a file that the marker names; the snapshots of the hub's cache are links to `blobs` beside them."""
+    if path.parent.name == "snapshots":
+        return inside(path.parents[1], f"snapshots/{path.name}/{name}")
+    return inside(path, name)
 
 
 def _marker(path: Path) -> Marker:

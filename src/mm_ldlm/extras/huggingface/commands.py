@@ -1,0 +1,55 @@
+"""Commands `mm-ldlm export` and `mm-ldlm push`."""
+
+from pathlib import Path
+
+import click
+
+from mm_ldlm.app.console import messages_only
+from mm_ldlm.core import Registry
+
+EXPORTS = Registry("export format", {}, group="exports")
+"""Formats of exported runs: functions of a `Source` and a new folder"""
+
+
+@click.command("export")
+@click.argument("run")
+@click.argument("folder")
+@click.option(
+    "--as", "form", type=click.Choice([*EXPORTS]), default="huggingface", show_default=True,
+    help="huggingface: safetensors, for MMLDLM.from_pretrained and SentenceTransformer; model.pt: for older trainers.",
+)  # fmt: skip
+@click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step.")
+@click.option("--last", is_flag=True, help="The last weights instead of the averaged ones.")
+@click.option("--licence", help="Licence of the model card, such as apache-2.0; by default unknown.")
+@click.option("--without-encoder", is_flag=True, help="Leave out the weights of the encoder.")
+def export(
+    run: str, folder: str, form: str, checkpoint: str, last: bool, licence: str | None, without_encoder: bool
+) -> None:
+    """Write RUN to the new FOLDER: weights, configuration, tokenizer, normaliser, and a model card."""
+    from mm_ldlm.inference.exporting import source_of
+
+    given = {"licence": licence, "without_encoder": without_encoder}
+    options = {name: value for name, value in given.items() if value}
+    if options and form != "huggingface":
+        raise click.UsageError("--licence and --without-encoder belong to --as huggingface. Leave them out.")
+    with messages_only():
+        source = source_of(Path(run), Path(folder), checkpoint=checkpoint, use_ema=not last)
+        note = EXPORTS.load(form)(source, Path(folder), **options)
+        click.echo(f"{folder}: the {'averaged' if source.averaged else 'last'} weights of {source.checkpoint}")
+        for line in note or ():
+            click.echo(line, err=True)
+
+
+@click.command("push")
+@click.argument("folder")
+@click.argument("name")
+@click.option("--private", is_flag=True, help="Make a new repository private.")
+def push(folder: str, name: str, private: bool) -> None:
+    """Upload FOLDER, which `export` wrote, to the repository NAME (owner/name) of the Hugging Face hub.
+
+    The credentials are those of `hf auth login`, or of the variable HF_TOKEN.
+    """
+    from mm_ldlm.extras.huggingface.hub import upload
+
+    with messages_only():
+        click.echo(upload(Path(folder), name, private=private))

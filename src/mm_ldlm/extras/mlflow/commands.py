@@ -1,0 +1,36 @@
+"""Command `mm-ldlm send-runs`."""
+
+from pathlib import Path
+
+import click
+
+from mm_ldlm.app.console import messages_only
+
+
+@click.command("send-runs")
+@click.argument("uri")
+@click.option("--data", default="data", show_default=True, help="Folder with mlflow_local.db.")
+def send_runs(uri: str, data: str) -> None:
+    """Send the runs that were recorded locally to the MLflow store URI, which did not answer then.
+
+    A run that was sent is not sent again. Its model is registered as tracking.register of the run says.
+    """
+    from mm_ldlm.core import TrackingError, mask, reason_of
+    from mm_ldlm.core.files import InputFile
+    from mm_ldlm.extras.mlflow.client import LOCAL
+    from mm_ldlm.extras.mlflow.sending import send_runs as sent
+
+    with messages_only():
+        file = InputFile(
+            Path(data) / Path(LOCAL).name, error=TrackingError,
+            remedy="Nothing was recorded locally, or --data names another folder.",
+        ).check()  # fmt: skip
+        try:
+            for name, run_id in sent(f"sqlite:///{file.resolve().as_posix()}", uri):
+                click.echo(f"{name}: {run_id}")
+        except Exception as error:  # requests, SQLAlchemy and MLflow have classes of their own
+            raise TrackingError(
+                f"{mask(uri)}: the store did not accept a run ({reason_of(error)}). Give the same command again when "
+                "it answers."
+            ) from None
+        click.echo("Every finished run was sent.", err=True)
