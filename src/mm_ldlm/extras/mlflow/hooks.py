@@ -81,7 +81,9 @@ class TrackingHooks:
             return
         tracking, environment = catalog.load("params:tracking"), run_params.get("env") or "local"
         self._recorded, self._facts, self._headline = set[str](), dict[str, str](), dict[str, float]()
-        self._reference, self._metrics, self._unsent = dict[str, Any](), dict[str, Any](), []
+        self._reference: Mapping[str, Any] = {}
+        self._metrics: Mapping[str, Any] = {}
+        self._unsent.clear()
         self._rows, self._tracking = dict[str, Any](), tracking
         self._pipelines = name_of(executed_by(pipeline))
         self._name = None if tracking.run_name else f"{self._pipelines}@{environment}"  # unless the user chose it
