@@ -8,6 +8,7 @@ DEV    := $(VENV)/.installed-dev
 BENCH  := $(VENV)/.installed-bench
 LAB    := $(VENV)/.installed-notebook
 RAY    := $(VENV)/.installed-ray
+DOCS   := $(VENV)/.installed-docs
 UV     := $(shell command -v uv 2>/dev/null)
 PIP    := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install --disable-pip-version-check) -c constraints.txt
 ENV    ?= local
@@ -21,7 +22,7 @@ export KEDRO_DISABLE_TELEMETRY := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-slow test-attack test-mutation check lint types bench gpu-check viz notebook mlflow clean
+.PHONY: help install run test test-slow test-attack test-mutation check lint types bench gpu-check docs viz notebook mlflow clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,13 +51,17 @@ $(LAB): $(STAMP)
 	$(PIP) -e '.[notebook]'
 	@touch $@
 
+$(DOCS): $(STAMP)
+	$(PIP) -e '.[docs]'
+	@touch $@
+
 run: $(STAMP) ## run the main job, from text to report (ENV=tatoeba+mdlm for other environments, ARGS='--params ...')
 	$(BIN)/kedro run --env=$(ENV) $(ARGS)
 
 test: check ## lint, import contracts and types, then every test that is not slow
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
-test-slow: $(RAY) ## run fault campaigns and long tests; installs Ray, which some need
+test-slow: $(RAY) $(DOCS) ## run fault campaigns and long tests; installs Ray and the site's generator, which some need
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 test-attack: $(DEV) ## run 2,000 generated hostile inputs, different ones each time (ARGS='--cases 500 --targets sources,api')
@@ -81,6 +86,11 @@ bench: $(BENCH) ## run every benchmark and write benchmarks/results.json (ARGS=s
 # Without an installation: a GPU host needs only pytest, torch, numpy, pyarrow, pydantic, safetensors, tokenizers and transformers.
 gpu-check: ## check a machine with a GPU and write data/gpu_check (ARGS='-k ranks' for some of the tests)
 	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest tests/gpu -m gpu $(ARGS)
+
+# The pages stay where they are, so that their links work in the repository too; the site is built from a copy.
+docs: $(DOCS) ## build the documentation as a site in build/site; a broken link fails
+	rm -rf build/docs && mkdir -p build/docs && cp -r *.md docs build/docs
+	$(BIN)/zensical build --clean --strict --config-file mkdocs.yml
 
 viz: $(STAMP) ## show the pipelines in the browser (ENV=..., ARGS=...)
 	$(BIN)/kedro viz run --env=$(ENV) $(ARGS)

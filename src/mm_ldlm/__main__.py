@@ -1,22 +1,38 @@
 """Entry point `mm-ldlm` and `python -m mm_ldlm`: the commands of `app.console`, and `run`, which starts Kedro."""
 
+import contextlib
+import io
 import sys
 
 import click
+from click.shell_completion import CompletionItem
 
 from mm_ldlm.app.console import commands
 
 
-@click.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+class KedroRun(click.Command):
+    """A command that imports Kedro only when it runs or completes a word."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        with contextlib.redirect_stderr(io.StringIO()):  # Kedro logs what it reads
+            return kedro_run().shell_complete(ctx, incomplete)
+
+
+@click.command(cls=KedroRun, add_help_option=False, context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(arguments: tuple[str, ...]) -> None:
     """Run pipelines, with the options of `kedro run`."""
+    kedro_run().main(arguments, prog_name="mm-ldlm run")
+
+
+def kedro_run() -> click.Command:
+    """Import the command `kedro run` of the project."""
     from kedro.framework.project import configure_project
 
     configure_project("mm_ldlm")
     from mm_ldlm.cli import cli
 
-    cli.commands["run"].main(arguments, prog_name="mm-ldlm run")
+    return cli.commands["run"]
 
 
 def main() -> None:

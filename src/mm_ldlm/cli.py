@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 NODE_OPTIONS = ("node_names", "from_nodes", "to_nodes")
 """Options of `kedro run` that take names of nodes."""
-RUNNER = "SequentialRunner"
-"""The only runner of Kedro that this project works with: nodes use all cores themselves and share one model."""
+RUNNERS = ("SequentialRunner", "ParallelRunner", "ThreadRunner")
+"""Kedro's runners; the hook refuses all but the first with the reason."""
 TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 """Exit codes of a run that SIGTERM or Ctrl-C ended."""
 CONTINUES = "finished stores and checkpoints are kept, and the same command continues"
@@ -43,6 +43,18 @@ HELP = {
     "Options of the command line override those of the file, and --params overrides its parameters one by one.",
 }
 """Help of the options that differ from Kedro's."""
+EXAMPLES = """\b
+Examples:
+  kedro run --env=test                               everything, from text to report, in about a minute
+  kedro run --env=tatoeba+mdlm                       other data and another model
+  kedro run --pipelines=training,sampling            two pipelines, on the artifacts that exist
+  kedro run --params training.max_steps=2000         another value of a parameter
+  kedro run --env=own_text --params ingestion.path=texts.txt     your own texts, one per line
+  kedro run --pipelines=sampling --params run=FOLDER     another run
+\b
+Environments: docs/configuration.md. Pipelines: `kedro registry list`.
+"""
+"""End of the help of `kedro run`"""
 
 
 @click.group()
@@ -88,7 +100,7 @@ def check_names(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     from kedro.framework.project import pipelines
 
-    _refuse_unknown(options.get("runner") or RUNNER, [RUNNER], "runner of this project")
+    _refuse_unknown(options.get("runner") or RUNNERS[0], RUNNERS, "runner of Kedro")
     chosen = options.get("pipelines") or ["__default__"]
     for name in chosen:
         _refuse_unknown(name, list(pipelines), "pipeline")
@@ -217,5 +229,8 @@ def _with_own_help(parameter: click.Parameter) -> click.Parameter:
 
 
 cli.add_command(
-    click.Command("run", params=[_with_own_help(each) for each in kedro_run.params], callback=run, help=kedro_run.help)
-)
+    click.Command(
+        "run", params=[_with_own_help(each) for each in kedro_run.params], callback=run, help=kedro_run.help,
+        epilog=EXAMPLES,
+    )
+)  # fmt: skip

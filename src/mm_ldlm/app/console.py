@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from mm_ldlm.core import MMLDLMError, Registry, SamplingError, contributed, mask, reason_of, show
 from mm_ldlm.core.files import write_bytes, write_problem
@@ -97,7 +98,7 @@ SHARED = {
 """Help of options that many requests have; others are explained under `Args:` in the docstring of the request"""
 COMMON = (
     click.Option(
-        ["--run"], default="data", show_default=True,
+        ["--run"], default="data", show_default=True, type=click.Path(),
         help="A run, a checkpoint, or a folder of runs or of data, of which the newest run is used.",
     ),
     click.Option(["--checkpoint"], default="latest", show_default=True, help="latest, best or a step of the run."),
@@ -106,7 +107,7 @@ COMMON = (
         help="Encoder of texts, such as minilm, for a run on given vectors that names none; by default the run's.",
     ),
     click.Option(["--device"], help="cpu, cuda or cuda:N; by default the first GPU if there is one."),
-    click.Option(["-o", "--output"], help="File of the results; by default standard output."),
+    click.Option(["-o", "--output"], type=click.Path(), help="File of the results; by default standard output."),
     click.Option(
         ["--format"], type=click.Choice(FORMATS),
         help="By default by the name of the output; without one npy for vectors, else txt, a line for each answer.",
@@ -213,6 +214,9 @@ class Items(click.ParamType):
     texts: bool
     vectors: bool
     name = "file"
+
+    def shell_complete(self, *asked: Any) -> list[CompletionItem]:
+        return click.Path().shell_complete(*asked)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from mm_ldlm.inference.files import read_array, read_texts

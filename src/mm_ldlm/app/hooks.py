@@ -34,6 +34,8 @@ _PAGES = {"report", "comparison_report", "sts_scores"}
 """Outputs that contain the scores of others"""
 _OF_A_RUN = {"sampling", "evaluation", "reporting", "sts"}
 """Pipelines that use a run that is chosen by its path"""
+_REQUESTS = {"l2t": "invert texts.txt --search", "unconditional": "generate 5"}
+"""Commands for a finished run by the use that it must have"""
 
 
 class ProjectHooks:
@@ -68,8 +70,13 @@ class ProjectHooks:
             catalog[name] = {}
 
     @hook_impl
-    def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Check and parse all parameters, replace them in the catalog by their types, and lock the folders."""
+        if found := [name for name in ("ParallelRunner", "ThreadRunner") if name in str(run_params.get("runner"))]:
+            raise ConfigurationError(  # docs/decisions/0125
+                f"expected the SequentialRunner, found the {found[0]}: each node uses all cores itself, and nodes "
+                "share one model. Leave --runner out; training.launch.processes sets the processes of a training."
+            )
         self._locks.close()
         self._catalog = catalog
         parameters, executed, found = catalog.load("parameters"), executed_by(pipeline), hosts()
@@ -216,22 +223,26 @@ class ProjectHooks:
         A pipeline of which only some nodes run keeps its earlier time.
         """
         if self._first:
-            partly = {name for name, nodes in self._executed.items() if len(nodes) < len(PIPELINES.load(name)().nodes)}
             found = {**self._earlier, **self._seconds}
-            found |= {name: self._earlier[name] for name in partly & self._earlier.keys()}
+            found |= {name: self._earlier[name] for name in self._partly() & self._earlier.keys()}
             tags = running.tags if running is not None else set()
             self._catalog.save(TIMINGS, {name: round(found[name], 3) for name in found if name not in tags})
+
+    def _partly(self) -> set[str]:
+        """Return the pipelines of which only some nodes run."""
+        return {name for name, nodes in self._executed.items() if len(nodes) < len(PIPELINES.load(name)().nodes)}
 
     # -- after the last node -------------------------------------------------------------------------------------------
 
     @hook_impl
-    def after_pipeline_run(self, pipeline: Pipeline) -> None:
+    def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
         self._save_timings()
         seconds = {name: self._seconds[name] for name in executed_by(pipeline)}
         parts = ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())
         log.info("seconds: %s; together %.0f", parts, sum(seconds.values()))
         self._show_results(pipeline.all_outputs())
         self._show_size()
+        self._show_next(run_params)
         self._locks.close()
 
     def _show_results(self, saved: set[str]) -> None:
@@ -258,6 +269,20 @@ class ProjectHooks:
         files = [path for folder in folders for path in folder.glob("0*/**/*") if path.is_file()]
         size = sum(path.stat().st_size for path in files) / 1e6
         log.info("on disk: %.1f MB in %s", size, ", ".join(sorted(map(str, folders))))
+
+    def _show_next(self, run_params: Mapping[str, Any]) -> None:
+        """Log the command that runs the pipelines after these, or that uses the run if none is left."""
+        done = [name for name in MAIN if name in self._executed]
+        if not done or self._partly():
+            return
+        if later := MAIN[MAIN.index(done[-1]) + 1 :]:
+            env = f" --env={run_params['env']}" if run_params.get("env") else ""
+            again = ", with the same --params" if run_params.get("runtime_params") else ""
+            log.info("next: kedro run%s --pipelines=%s%s", env, ",".join(later), again)
+            return
+        uses = self._catalog.load("params:objective").capabilities(self._catalog.load("params:model")).uses
+        for command in (words for use, words in _REQUESTS.items() if use in uses):
+            log.info("next: mm-ldlm %s --run %s", command, self._outputs)
 
     @hook_impl
     def on_pipeline_error(self) -> None:
