@@ -71,8 +71,8 @@ SMALL = {"dim": 16, "depth": 2, "heads": 2}
 
 
 def kinds_with_options(kinds: Kinds) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (kind, options) of every component of this package."""
-    for kind in kinds.known:
+    """Yield (kind, options) of every component of this package and of installed ones."""
+    for kind in kinds:
         for options in CASES.options.get((kinds.group, kind), [{}]):
             yield kind, options
 
@@ -149,7 +149,7 @@ def outputs_of(found: Any) -> dict[str, Tensor]:
 def configs_of(kind: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the configurations of an objective and of a small model that it trains, `_model` of the options."""
     own = {key: value for key, value in options.items() if key != "_model"}
-    model = {**CASES.models[kind], **options.get("_model", {})}
+    model = {**CASES.models.get(kind, {"kind": "dit"}), **options.get("_model", {})}
     config = parse_kind(OBJECTIVES, {"kind": kind, **own}, at="objective")
     return config, parse_kind(MODELS, model_options(model.pop("kind"), model), at="model")
 

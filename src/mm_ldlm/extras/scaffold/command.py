@@ -1,6 +1,7 @@
 """Command `mm-ldlm new`: write the package of a new component, which works before anything in it is changed."""
 
 import importlib.util
+import keyword
 import os
 import re
 from pathlib import Path
@@ -36,7 +37,8 @@ def new(what: str, name: str, folder: str | None) -> None:
     target = Path(folder or Path("..", name))
     with messages_only():
         registry: Registry = import_object(registry_path, what)
-        if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in registry or importlib.util.find_spec(name):
+        usable = re.fullmatch("[a-z][a-z0-9_]*", name) and not keyword.iskeyword(name)
+        if not usable or name in registry or importlib.util.find_spec(name):
             raise ConfigurationError(
                 f"NAME: expected a new name of lower-case letters, digits and underscores, found {show(name)}, which "
                 f"has others or is taken by a {what} or a Python module. Write for example my_{what}."
