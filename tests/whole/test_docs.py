@@ -1,6 +1,7 @@
 """The documentation: documented commands, modules, pages and Python exist and run as they are written."""
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -99,6 +100,27 @@ def test_documented_modules_exist() -> None:
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    navigation = (PROJECT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = {str(page.relative_to(PROJECT)) for page in PAGES if page.parent.name != "decisions"}
+    assert pages == {page for page in re.findall(r"- (\S+\.md)$", navigation, re.MULTILINE) if "decisions" not in page}
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_broken_link_or_a_missing_object() -> None:
+    pytest.importorskip("zensical")
+    words = ("make", "docs", f"BIN={Path(sys.executable).parent}", "DOCS=")
+    subprocess.run(words, cwd=PROJECT, check=True)
+    assert "MMLDLM" in (PROJECT / "build/site/docs/reference/index.html").read_text(encoding="utf-8")
+
+
+def test_notebooks_are_short_and_have_no_outputs() -> None:
+    for path in (PROJECT / "notebooks").glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        assert len(cells) < 12, path.name
+        assert not [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")], path.name
 
 
 def test_pitfall_23_measured_figures_name_the_command_that_gives_them() -> None:

@@ -127,7 +127,8 @@ def test_kedro_viz_builds_offline_with_layers_and_previews(finished: Path, run_k
     options = ("viz", "build", "--include-hooks", "--include-previews")
     run_kedro(*options, KEDRO_ENV="test", HTTP_PROXY=nowhere, HTTPS_PROXY=nowhere)
     panels = [read(path) for path in (finished / "build/api/nodes").iterdir()]
-    assert sum(bool(panel.get("preview")) for panel in panels) > 10
+    unseen = [panel["filepath"] for panel in panels if panel.get("filepath") and not panel.get("preview")]
+    assert {Path(path).name for path in unseen if Path(path).exists()} <= {"report.html"}  # megabytes, for a browser
     drawn = read(finished / "build/api/main")
     assert {*drawn["layers"]} >= {"intermediate", "primary", "feature", "models", "model_output", "reporting"}
     names = {node["name"] for node in drawn["nodes"] if node["type"] == "data"}
@@ -135,11 +136,18 @@ def test_kedro_viz_builds_offline_with_layers_and_previews(finished: Path, run_k
     assert not [name for name in names if name.endswith("_workspace") and name != "layout_workspace"]
 
 
-def test_a_notebook_walks_through_the_finished_run(project: Path, finished: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "corpus", "using_a_model", "adding_an_objective", pytest.param("training", marks=pytest.mark.slow),
+        pytest.param("comparing_models", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_a_notebook_runs_on_the_finished_run(project: Path, finished: Path, name: str) -> None:
+    options = ("--nbmake", "-q", "-p", "no:cacheprovider", "-c", os.devnull, f"notebooks/{name}.ipynb")
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "--nbmake", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "notebooks"],
-        cwd=finished, env={**os.environ, "KEDRO_ENV": "test", "PYTHONPATH": str(project / "src")}, capture_output=True,
-        text=True,
+        [sys.executable, "-m", "pytest", *options], cwd=finished, capture_output=True, text=True,
+        env={**os.environ, "KEDRO_ENV": "test", "PYTHONPATH": str(project / "src")},
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-4000:]
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from kedro.io import AbstractDataset, DatasetError
-from kedro_datasets._typing import PlotlyPreview, TablePreview
+from kedro_datasets._typing import JSONPreview, PlotlyPreview, TablePreview
 from kedro_datasets.json import JSONDataset
 from kedro_datasets.pandas import ParquetDataset
 from kedro_datasets.partitions import PartitionedDataset
@@ -154,6 +154,13 @@ class WorkspaceDataset(_AtPath):
     def _exists(self) -> bool:
         return True
 
+    def preview(self, nrows: int = PREVIEW_ROWS) -> TablePreview:
+        """List the first entries of the folder in kedro-viz, with their sizes."""
+        found = [path for path in sorted(self._path.glob("*")) if not path.name.startswith(".")][:nrows]
+        sizes = [sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()) for path in found]
+        rows = [[path.name, f"{size / 1e6:.3f}"] for path, size in zip(found, sizes, strict=True)]
+        return TablePreview({"index": list(range(len(rows))), "columns": ["name", "MB"], "data": rows})
+
 
 class FeaturesDataset(WorkspaceDataset):
     """Dataset that loads as the folder of all stores of features; nodes open those of their configuration.
@@ -204,7 +211,24 @@ class StoreDataset(_AtPath):
         return preview_of(store.table(range(min(nrows, len(store)))))
 
 
-class FolderDataset(_AtPath):
+class _MarkedFolder(_AtPath):
+    """Base of the datasets of a folder that exists if its `marker`, a JSON file, does."""
+
+    def __init__(self, *, marker: str = "dataset.json", **options: Any) -> None:
+        super().__init__(**options)
+        self._marker = self._path / marker
+
+    def _exists(self) -> bool:
+        return self._marker.is_file()
+
+    def preview(self) -> JSONPreview:
+        """Show the marker in kedro-viz, with long lists shortened."""
+        found = json.loads(self._marker.read_bytes())
+        short = {name: _short(each) if isinstance(each, list) else each for name, each in found.items()}
+        return JSONPreview(json.dumps(short))
+
+
+class FolderDataset(_MarkedFolder):
     """Dataset that saves by `save(directory)` of the object and loads by `load(directory)` of its class.
 
     The folder is written under a temporary name and renamed, so that it is complete if it exists. The catalog names the
@@ -212,9 +236,9 @@ class FolderDataset(_AtPath):
     does.
     """
 
-    def __init__(self, *, holds: str, marker: str, **options: Any) -> None:
+    def __init__(self, *, holds: str, **options: Any) -> None:
         super().__init__(**options)
-        self._holds, self._marker = holds, self._path / marker
+        self._holds = holds
 
     def load(self) -> Any:
         if self._optional and not self._exists():
@@ -228,11 +252,8 @@ class FolderDataset(_AtPath):
         with new_directory(self._path) as directory:
             data.save(directory)
 
-    def _exists(self) -> bool:
-        return self._marker.is_file()
 
-
-class ValidatedDataset(_AtPath):
+class ValidatedDataset(_MarkedFolder):
     """Dataset of a folder with `dataset.json`; it loads as `data.dataset.Dataset`. Saving receives folders by name."""
 
     def load(self) -> Dataset:
@@ -240,9 +261,6 @@ class ValidatedDataset(_AtPath):
 
     def save(self, data: Mapping[str, Path]) -> None:
         commit(self._path, stores=data)
-
-    def _exists(self) -> bool:
-        return (self._path / "dataset.json").is_file()
 
 
 # --- references -------------------------------------------------------------------------------------------------------

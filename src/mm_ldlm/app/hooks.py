@@ -278,7 +278,7 @@ class ProjectHooks:
         if later := MAIN[MAIN.index(done[-1]) + 1 :]:
             env = f" --env={run_params['env']}" if run_params.get("env") else ""
             again = ", with the same --params" if run_params.get("runtime_params") else ""
-            log.info("next: kedro run%s --pipelines=%s%s", env, ",".join(later), again)
+            log.info("next: mm-ldlm run%s --pipelines=%s%s", env, ",".join(later), again)
             return
         uses = self._catalog.load("params:objective").capabilities(self._catalog.load("params:model")).uses
         for command in (words for use, words in _REQUESTS.items() if use in uses):

@@ -60,13 +60,15 @@ def test_each_component_passes_the_conformance_tests(python: Callable[..., None]
 @pytest.mark.slow
 @pytest.mark.parametrize("what", KINDS)
 def test_each_component_trains_by_its_name(workshop: Path, python: Callable[..., None], what: str) -> None:
-    _, parameter = KINDS[what]
+    _, parameter, environment = KINDS[what]
     params = f"{parameter}=my_{what},training.launch.processes=1,tracking.enabled=false,results=data/my_{what}"
-    python("-m", "kedro", "run", "--env=mdlm+test", f"--params={params}", cwd=workshop)
+    python("-m", "kedro", "run", f"--env={environment}+test", f"--params={params}", cwd=workshop)
     assert (workshop / f"data/my_{what}/08_reporting/report.html").is_file()
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "Upper", "", "a-b", "import", "json", "torch", "dit", "confidence", "ünï"])
+@pytest.mark.parametrize(
+    "name", ["../x", "/x", "Upper", "", "a-b", "import", "json", "torch", "dit", "confidence", "ünï"]
+)
 def test_a_name_that_leaves_the_folder_or_is_taken_writes_nothing(name: str, tmp_path: Path) -> None:
     what = "sampler" if name == "confidence" else "model"
     refused = new(what, name, tmp_path / "x")

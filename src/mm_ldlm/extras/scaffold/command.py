@@ -13,12 +13,12 @@ from mm_ldlm.core import ConfigurationError, Registry, import_object, show
 from mm_ldlm.core.files import new_directory, write_text
 
 KINDS = {
-    "process": ("mm_ldlm.diffusion.registry:TEXT_PROCESSES", "objective.process.kind"),
-    "objective": ("mm_ldlm.objectives.registry:OBJECTIVES", "objective.kind"),
-    "model": ("mm_ldlm.models.registry:MODELS", "model.kind"),
-    "sampler": ("mm_ldlm.sampling.registry:TEXT_SAMPLERS", "sampling.unconditional.text.kind"),
+    "process": ("mm_ldlm.diffusion.registry:TEXT_PROCESSES", "objective.process.kind", "uniform"),
+    "objective": ("mm_ldlm.objectives.registry:OBJECTIVES", "objective.kind", "mdlm"),
+    "model": ("mm_ldlm.models.registry:MODELS", "model.kind", "mdlm"),
+    "sampler": ("mm_ldlm.sampling.registry:TEXT_SAMPLERS", "sampling.unconditional.text.kind", "mdlm"),
 }
-"""What can be written: its registry, and the parameter that chooses it in the environment `mdlm`"""
+"""What can be written: its registry, the parameter that chooses it, and an environment whose other components fit"""
 
 
 @click.command("new")
@@ -33,7 +33,7 @@ def new(what: str, name: str, folder: str | None) -> None:
     """
     import jinja2
 
-    registry_path, parameter = KINDS[what]
+    registry_path, parameter, environment = KINDS[what]
     target = Path(folder or Path("..", name))
     with messages_only():
         registry: Registry = import_object(registry_path, what)
@@ -45,7 +45,8 @@ def new(what: str, name: str, folder: str | None) -> None:
             )
         if os.path.lexists(target):
             raise ConfigurationError(f"FOLDER: expected a new folder, found {show(str(target))}. Give another one.")
-        words = {"what": what, "name": name, "group": registry.group, "parameter": parameter}
+        command = f"kedro run --env={environment}+test --params {parameter}={name}"
+        words = {"what": what, "name": name, "group": registry.group, "command": command}
         words["class"] = "".join(part.title() for part in name.split("_"))
         loader = jinja2.PackageLoader("mm_ldlm.extras.scaffold")
         templates = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
@@ -58,4 +59,4 @@ def new(what: str, name: str, folder: str | None) -> None:
             for file, template in files.items():
                 write_text(made / file, templates.get_template(f"{template}.j2").render(words))
     click.echo(f"{target}: {', '.join(files)}. Install and train it:")
-    click.echo(f"pip install -e {target}\nkedro run --env=mdlm+test --params {parameter}={name}")
+    click.echo(f"pip install -e {target}\n{command}")
