@@ -57,7 +57,7 @@ def test_kedro_receives_typed_parameters_and_full_names(called: list[dict[str, A
     "words",
     [
         ("--pipeline=trainin",), ("--nodes=plan_trainin",), ("--pipelines=sampling,evaluation", "--nodes=load_model"),
-        ("--tags=trainin",), ("--from-inputs=record",), ("--to-outputs=metric",), ("--runner=ThreadRunner",),
+        ("--tags=trainin",), ("--from-inputs=record",), ("--to-outputs=metric",), ("--runner=ThredRunner",),
         ("--params=foo",), ("--params=a=[1",), ("--config=missing.yml",),
     ],
 )  # fmt: skip

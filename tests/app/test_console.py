@@ -1,6 +1,7 @@
 """The command `mm-ldlm`: its help, its speed, and the answers and refusals of its commands, which equal those of the API."""
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -90,6 +91,21 @@ def test_options_without_a_command_are_those_of_a_run(monkeypatch: pytest.Monkey
         ["--version"],
         [],
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "word"),
+    [("in", "invert"), ("invert --sam", "--samples"), ("invert te", "te"), ("run --pipel", "--pipelines")],
+)
+def test_the_shell_completes_commands_options_and_files(words: str, word: str) -> None:
+    line = f"mm-ldlm {words}"
+    asked = {"_MM_LDLM_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    program = "from mm_ldlm.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **asked}, capture_output=True, text=True, check=True
+    )
+    assert word in [each.partition(",")[2] for each in done.stdout.splitlines()]
+    assert not done.stderr  # it would appear in the line that is typed
 
 
 def test_an_unknown_command_is_refused_and_a_broken_one_too(monkeypatch: pytest.MonkeyPatch) -> None:

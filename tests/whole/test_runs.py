@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
+from kedro.runner import ParallelRunner, ThreadRunner
 from tests.environments import ENVIRONMENTS, layer, paths, sections
 
 from mm_ldlm.core import EvaluationError, MMLDLMError, purposeful
@@ -84,14 +85,28 @@ def test_its_mlflow_run_is_finished_and_has_its_curves(finished: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "made"),
-    [("validation", "validation_report.json"), ("reporting", "report.html")],
+    ("pipeline", "made", "following"),
+    [
+        ("validation", "validation_report.json", "run --env=test --pipelines=training,sampling,evaluation,reporting"),
+        ("reporting", "report.html", "invert texts.txt --search --run ROOT/data/test"),
+    ],
 )
-def test_a_pipeline_runs_alone_from_what_the_catalog_holds(finished: Path, pipeline: str, made: str) -> None:
+def test_a_pipeline_runs_alone_from_what_the_catalog_holds(
+    finished: Path, pipeline: str, made: str, following: str, caplog: pytest.LogCaptureFixture
+) -> None:
     (artifact,) = finished.glob(f"data/test/08_reporting/{made}")
     artifact.unlink()
+    caplog.set_level("INFO", "mm_ldlm")
     run_in_process(finished, [pipeline])
     assert artifact.stat().st_size > 0
+    assert f"next: mm-ldlm {following.replace('ROOT', str(finished))}" in caplog.text
+
+
+@pytest.mark.parametrize("runner", [ParallelRunner, ThreadRunner])
+def test_a_runner_that_does_not_work_is_refused_with_the_reason(workshop: Path, runner: type) -> None:
+    bootstrapped(workshop)
+    with KedroSession.create(workshop, env="test") as session, pytest.raises(MMLDLMError, match=runner.__name__):
+        session.run(pipeline_names=["ingestion"], runner=runner())
 
 
 def test_scores_of_a_run_are_not_replaced_by_those_of_other_parameters(finished: Path) -> None:
