@@ -130,3 +130,10 @@ def test_rays_own_parser_accepts_the_cluster_file() -> None:
     validate_config(whole)
     assert whole["provider"]["worker_ips"] == ["10.0.0.2", "10.0.0.3"]
     assert len(plain["provider"]["worker_ips"]) == plain["max_workers"]
+
+
+def test_the_container_copies_what_there_is(project: Path) -> None:
+    lines = (project / "Containerfile").read_text().splitlines()
+    copied = [name for line in lines if line.startswith("COPY ") for name in line.split()[1:-1]]
+    assert {"src", "conf", "pyproject.toml"} <= {*copied}
+    assert not [name for name in copied if not (project / name).exists()]
