@@ -105,7 +105,9 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
     navigation = (PROJECT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = {str(page.relative_to(PROJECT)) for page in PAGES if page.parent.name != "decisions"}
-    assert pages == {page for page in re.findall(r"- (?:\w+: )?(\S+\.md)$", navigation, re.MULTILINE) if "decisions" not in page}
+    assert pages == {
+        page for page in re.findall(r"- (?:\w+: )?(\S+\.md)$", navigation, re.MULTILINE) if "decisions" not in page
+    }
 
 
 @pytest.mark.slow

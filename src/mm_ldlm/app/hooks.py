@@ -72,9 +72,10 @@ class ProjectHooks:
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Check and parse all parameters, replace them in the catalog by their types, and lock the folders."""
-        if found := [name for name in ("ParallelRunner", "ThreadRunner") if name in str(run_params.get("runner"))]:
+        runner = str(run_params.get("runner"))
+        if parallel := [name for name in ("ParallelRunner", "ThreadRunner") if name in runner]:
             raise ConfigurationError(  # docs/decisions/0125
-                f"expected the SequentialRunner, found the {found[0]}: each node uses all cores itself, and nodes "
+                f"expected the SequentialRunner, found the {parallel[0]}: each node uses all cores itself, and nodes "
                 "share one model. Leave --runner out; training.launch.processes sets the processes of a training."
             )
         self._locks.close()
