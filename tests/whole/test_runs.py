@@ -142,8 +142,8 @@ def test_kedro_viz_builds_offline_with_layers_and_previews(finished: Path, run_k
     options = ("viz", "build", "--include-hooks", "--include-previews")
     run_kedro(*options, KEDRO_ENV="test", HTTP_PROXY=nowhere, HTTPS_PROXY=nowhere)
     panels = [read(path) for path in (finished / "build/api/nodes").iterdir()]
-    unseen = [panel["filepath"] for panel in panels if panel.get("filepath") and not panel.get("preview")]
-    assert {Path(path).name for path in unseen if Path(path).exists()} <= {"report.html"}  # megabytes, for a browser
+    unseen = {Path(panel["filepath"]) for panel in panels if panel.get("type") and not panel.get("preview")}
+    assert {path.name for path in unseen if path.exists()} <= {"report.html"}  # megabytes, for a browser
     drawn = read(finished / "build/api/main")
     assert {*drawn["layers"]} >= {"intermediate", "primary", "feature", "models", "model_output", "reporting"}
     names = {node["name"] for node in drawn["nodes"] if node["type"] == "data"}
@@ -159,7 +159,16 @@ def test_kedro_viz_builds_offline_with_layers_and_previews(finished: Path, run_k
     ],
 )  # fmt: skip
 def test_a_notebook_runs_on_the_finished_run(project: Path, finished: Path, name: str) -> None:
-    options = ("--nbmake", "-q", "-p", "no:cacheprovider", "-c", os.devnull, f"notebooks/{name}.ipynb")
+    options = (
+        "--nbmake",
+        "--nbmake-timeout=1800",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        f"notebooks/{name}.ipynb",
+    )
     result = subprocess.run(
         [sys.executable, "-m", "pytest", *options], cwd=finished, capture_output=True, text=True,
         env={**os.environ, "KEDRO_ENV": "test", "PYTHONPATH": str(project / "src")},

@@ -224,8 +224,9 @@ class _MarkedFolder(_AtPath):
     def preview(self) -> JSONPreview:
         """Show the marker in kedro-viz, with long lists shortened."""
         found = json.loads(self._marker.read_bytes())
-        short = {name: _short(each) if isinstance(each, list) else each for name, each in found.items()}
-        return JSONPreview(json.dumps(short))
+        if isinstance(found, dict):
+            found = {name: _short(each) if isinstance(each, list) else each for name, each in found.items()}
+        return JSONPreview(json.dumps(found))
 
 
 class FolderDataset(_MarkedFolder):
