@@ -35,7 +35,7 @@ _PAGES = {"report", "comparison_report", "sts_scores"}
 _OF_A_RUN = {"sampling", "evaluation", "reporting", "sts"}
 """Pipelines that use a run that is chosen by its path"""
 _REQUESTS = {"l2t": "invert texts.txt --search", "unconditional": "generate 5"}
-"""Commands for a finished run by the use that it must have"""
+"""Commands for a finished run by the use that it must have; the first that fits is shown"""
 
 
 class ProjectHooks:
@@ -282,8 +282,8 @@ class ProjectHooks:
             log.info("next: mm-ldlm run%s --pipelines=%s%s", env, ",".join(later), again)
             return
         uses = self._catalog.load("params:objective").capabilities(self._catalog.load("params:model")).uses
-        for command in (words for use, words in _REQUESTS.items() if use in uses):
-            log.info("next: mm-ldlm %s --run %s", command, self._outputs)
+        if requests := [words for use, words in _REQUESTS.items() if use in uses]:
+            log.info("next: mm-ldlm %s --run %s", requests[0], self._outputs)
 
     @hook_impl
     def on_pipeline_error(self) -> None:
