@@ -90,6 +90,12 @@ def test_a_dropped_condition_trains_the_marginal_of_lengths_and_is_back_in_the_t
     assert any(bool(parameter.grad.any()) for parameter in root.model.latent_head.parameters())  # type: ignore[union-attr]
 
 
+def test_the_latent_cycle_trains_the_text_that_it_passes_through() -> None:
+    root = root_of("multimodal", {"cycle": {"latent_weight": 1.0}})
+    losses_of(root, random_batch(), "t2l")["cycle_latent_loss"][0].backward()
+    assert any(bool(parameter.grad.any()) for parameter in root.model.text_head.parameters())  # type: ignore[union-attr]
+
+
 def test_the_first_estimate_of_self_conditioning_is_made_in_half_of_the_steps_without_a_graph() -> None:
     options = {"mode": "t2l", "self_condition": True, "_model": {"self_condition": True}}
     root, batch, found = root_of("multimodal", options), random_batch(), Counter[tuple[bool, ...]]()

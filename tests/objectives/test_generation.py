@@ -142,16 +142,17 @@ def test_lengths_are_distributions_where_they_were_trained(kind: str, options: d
             torch.testing.assert_close(found.exp().sum(-1), torch.ones(4))
 
 
-def test_a_model_answers_without_dropout_and_gradients_and_is_then_as_before() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5)).train()
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_answers_without_dropout_and_gradients_and_is_then_as_before(training: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5)).train(training)
     made = GenerativeModel(model, SHAPE)
     with made.evaluating():
         assert not model[1].training
         assert not model(torch.ones(1, 2)).requires_grad
-    assert model[1].training
+    assert model[1].training == training
     with pytest.raises(ZeroDivisionError), made.evaluating():
         raise ZeroDivisionError
-    assert model[1].training
+    assert model[1].training == training
 
 
 def test_what_a_model_does_not_provide_is_refused() -> None:
