@@ -202,6 +202,17 @@ def type_of(argument: ast.arg, choices: Sequence[str] = ()) -> Any:
     return bool if "bool" in hint else {"int": int, "float": float}.get(hint.split(" ")[0], str)
 
 
+def registered(value: Any) -> Any:
+    """Return the kind that a client of a service chose.
+
+    Raises:
+        ValueError: it contains an import path.
+    """
+    if re.search(r"\S:\S", repr(value)):
+        raise ValueError("expected a registered kind; import paths are refused, because they would run other code")
+    return value
+
+
 def length(value: str) -> str | int:
     """Return a length in words, or a number of tokens."""
     return int(value) if value.isdecimal() else value

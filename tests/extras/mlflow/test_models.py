@@ -69,6 +69,7 @@ def test_a_served_request_has_the_answer_of_the_run(
         ({"text": TEXTS}, {"request": "generate", "n": 3}, "text"),
         ({"text": [None]}, {"request": "score"}, "texts"),
         ({"text": TEXTS}, {"request": "embed", "steps": 0}, "steps"),
+        ({"text": TEXTS}, {"request": "invert", "sampler": "antigravity:X"}, "import paths are refused"),
     ],
 )
 def test_a_wrong_request_is_an_error_of_the_client(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from mm_ldlm.app.console import COMMANDS, Items, frame_of, request_at, type_of
+from mm_ldlm.app.console import COMMANDS, Items, frame_of, registered, request_at, type_of
 from mm_ldlm.core import SamplingError, nearest, show
 from mm_ldlm.inference.api import MMLDLM
 
@@ -56,7 +56,10 @@ def answer(model: MMLDLM, table: pd.DataFrame, given: Mapping[str, Any]) -> pd.D
                 values[argument] = columns.pop(column)
         elif argument in chosen:
             value = chosen.pop(argument)
-            values[argument] = kind(value) if isinstance(value, str) else value
+            try:
+                values[argument] = kind(registered(value)) if isinstance(value, str) else value
+            except ValueError as error:
+                raise SamplingError(f"{argument}: {error}. Correct the parameter.") from None
     if chosen or columns:
         raise SamplingError(
             f"{name}: expected no {', '.join([*chosen, *columns])}. It reads {', '.join(requests()[name])}."
