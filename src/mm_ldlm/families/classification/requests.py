@@ -68,7 +68,7 @@ def classify(
     second: Sequence[str] | str | None = None,
     too_long: TooLong = "refuse",
 ) -> Classes:
-    """Assign each text, latent or pair of texts to a class; `model.classifies` of the run states which.
+    """Assign each text, latent or pair of texts to a class; the run was trained for one of the three.
 
     Args:
         items: texts; for a classifier of latents also raw latents or a `.npy` file, and the encoder embeds texts first.
