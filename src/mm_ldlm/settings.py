@@ -14,7 +14,6 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")  # seconds
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
-os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 # The threads of a tokenizer do not survive a fork, and the data workers and the launcher fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

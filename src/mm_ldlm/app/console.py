@@ -156,9 +156,9 @@ def command_of(name: str, request: ast.FunctionDef, *, module: str) -> click.Com
     """Make the command of a request: an argument for each positional parameter, and an option for each other one."""
     text, explained = help_of(request)
     params: list[click.Parameter] = []
-    required = len(request.args.args) - len(request.args.defaults)
-    for place, argument in enumerate(request.args.args[1:], 1):
-        params.append(click.Argument([argument.arg], type=type_of(argument), required=place < required))
+    required = required_by(request)
+    for argument in request.args.args[1:]:
+        params.append(click.Argument([argument.arg], type=type_of(argument), required=argument.arg in required))
         if argument.arg in explained:
             text += f"\n\n{argument.arg.upper()}: {explained[argument.arg]}"
     for argument, default in zip(request.args.kwonlyargs, request.args.kw_defaults, strict=True):
@@ -169,7 +169,7 @@ def command_of(name: str, request: ast.FunctionDef, *, module: str) -> click.Com
         kinds = f" One of {', '.join(choices)}." if choices and kind is str else ""
         option = click.Option(
             [f"--{argument.arg.replace('_', '-')}"], type=None if flag else kind, is_flag=flag,
-            default=bool(value) if flag else value, required=default is None, show_default=not flag,
+            default=bool(value) if flag else value, required=argument.arg in required, show_default=not flag,
             help=explained.get(argument.arg, "") + kinds,
         )  # fmt: skip
         params.append(option)
@@ -179,6 +179,13 @@ def command_of(name: str, request: ast.FunctionDef, *, module: str) -> click.Com
     if any(isinstance(each.type, Items) for each in params):
         text += "\n\nA file has one text per line, or vectors if its name ends in .npy; `-` is standard input."
     return click.Command(name, params=[*params, *common], callback=callback, help=text)
+
+
+def required_by(request: ast.FunctionDef) -> list[str]:
+    """List the parameters of a request that have no default."""
+    positional, keywords = request.args.args, zip(request.args.kwonlyargs, request.args.kw_defaults, strict=True)
+    first = positional[1 : len(positional) - len(request.args.defaults)]
+    return [each.arg for each in (*first, *(argument for argument, default in keywords if default is None))]
 
 
 def help_of(request: ast.FunctionDef) -> tuple[str, dict[str, str]]:

@@ -143,7 +143,7 @@ def _trusted(path: Path) -> Path:
         CheckpointError: a `kind` is an import path, or the encoder has keys that no export writes.
     """
     file = InputFile(path / CONFIG, remedy="Load it by MMLDLM.from_run if you trust its author.", error=CheckpointError)
-    config, found = file.json(dict), list[Any]()
+    config, found = dataclasses.replace(file, remedy=folder.AGAIN).json(dict), list[Any]()
     json.loads(file.text(), object_hook=lambda value: found.extend(value.values()))
     if paths := [value for value in found if re.fullmatch(r"(?!mm_ldlm\.)[\w.]+:[A-Za-z_]\w*", str(value))]:
         file.refuse("kinds of this installation", f"the import paths {show(paths)}")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,6 +68,7 @@ def test_an_exported_run_answers_as_the_run(folder: Path) -> None:
     assert theirs.generate(3, seed=1).texts == ours.generate(3, seed=1).texts
     np.testing.assert_array_equal(theirs.encode(TEXTS[:1]), ours.encode(TEXTS[:1]))
     assert theirs.encoder.located.folder.parent == folder  # type: ignore[attr-defined]
+    assert len({file.stat().st_mode for file in folder.rglob("*") if file.is_file()}) == 1
     assert {file.suffix for file in folder.rglob("*") if file.is_file()} <= {".safetensors", ".json", ".txt", ".md", ""}
 
 
@@ -106,6 +108,9 @@ def test_the_hub_is_read_from_its_cache_by_name_and_revision(
         assert MMLDLM.from_pretrained("me/shared", revision=revision, device="cpu").invert(LATENTS).texts == expected
     with refuses(CheckpointError, "me/other"):
         MMLDLM.from_pretrained("me/other")
+    (cache / "snapshots" / commit / "x.py").symlink_to("../../blobs/config.json")
+    with refuses(CheckpointError, "x.py", "again"):
+        MMLDLM.from_pretrained("me/shared")
 
 
 @pytest.mark.parametrize(
@@ -116,8 +121,40 @@ def test_a_folder_that_was_changed_is_not_loaded(file: str, folder: Path, tmp_pa
     copy = shutil.copytree(folder, tmp_path / "copy")
     with open(copy / file, "ab") as changed:
         changed.write(b" ")
-    with pytest.raises(CheckpointError, match=Path(file).name):
-        MMLDLM.from_pretrained(copy, device="cpu")
+    refused(copy, Path(file).name)
+
+
+def refused(copy: Path, named: str) -> None:
+    """Check that a folder is not loaded, and that the message does not advise as for the checkpoint of a training."""
+    for load in (MMLDLM.from_pretrained, MMLDLM.from_run):
+        with pytest.raises(CheckpointError, match=named) as raised:
+            load(copy, device="cpu")
+        assert "xport the run again" in str(raised.value)
+        assert not re.search("older one|Train the run", str(raised.value))
+
+
+@pytest.mark.parametrize("file", ["COMPLETE", "config.json", "model.safetensors", "tokenizer/tokenizer.json"])
+def test_a_folder_without_one_of_its_files_is_not_loaded(file: str, folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / file).unlink()
+    refused(copy, Path(file).name)
+
+
+@pytest.mark.parametrize("file", ["x.py", "encoder/pytorch_model.bin", "tokenizer/merges.txt", "README.md/x.py"])
+@pytest.mark.parametrize("link", [False, True])
+def test_only_the_card_and_files_of_downloads_may_be_added(file: str, link: bool, folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "README.md").unlink()
+    for name in (".git/config", ".cache/huggingface/x.json", ".gitattributes"):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text("{}")
+    MMLDLM.from_pretrained(copy, device="cpu")
+    (copy / file).parent.mkdir(exist_ok=True)
+    if link:
+        (copy / file).symlink_to(tmp_path)
+    else:
+        (copy / file).touch()
+    refused(copy, Path(file).name)
 
 
 @pytest.mark.parametrize(

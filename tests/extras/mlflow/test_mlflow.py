@@ -221,6 +221,20 @@ def test_a_run_that_was_recorded_locally_is_sent_complete_and_once(
     assert sent(tmp_path, uri) == []
 
 
+@pytest.mark.parametrize(("uri", "said"), [(None, "when it answers"), ("antigravity://host", "Correct")])
+def test_runs_are_not_sent_to_an_address_without_a_store(
+    uri: str | None, said: str, silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mm_ldlm.extras.mlflow.client.LONGEST", 0.5)
+    (tmp_path / "mlflow_local.db").touch()
+    start = time.monotonic()
+    result = CliRunner().invoke(send_runs, [uri or silent, "--data", str(tmp_path)])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert said in result.stderr
+    assert ("when it answers" in result.stderr) == (silent in result.stderr) == (uri is None)
+    assert time.monotonic() - start < 30
+
+
 def test_the_rest_of_a_run_whose_store_goes_away_is_added_to_it_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

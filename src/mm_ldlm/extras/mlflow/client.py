@@ -13,6 +13,7 @@ import functools
 import json
 import logging
 import math
+import os
 import tempfile
 import threading
 import time
@@ -72,10 +73,17 @@ class MlflowRun:
     @functools.cached_property
     def client(self) -> Any:
         logging.getLogger("alembic").setLevel(logging.WARNING)  # silences one line per migration of a new database
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         from mlflow import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         return MlflowClient(tracking_uri=self.uri)
+
+    def probe(self) -> None:
+        """Raise TrackingError if the store does not answer in time."""
+        import mlflow.entities  # noqa: F401  # takes seconds, which are no waiting for the store
+
+        within(functools.partial(self.client.search_experiments, max_results=1), self.uri)
 
     def create(
         self, *, experiment: str, name: str, parameters: Mapping[str, Any], parent: str | None,

@@ -17,15 +17,20 @@ def send_runs(uri: str, data: str) -> None:
     """
     from mm_ldlm.core import TrackingError, mask, reason_of
     from mm_ldlm.core.files import InputFile
-    from mm_ldlm.extras.mlflow.client import LOCAL
+    from mm_ldlm.extras.mlflow.client import LOCAL, MlflowRun
+    from mm_ldlm.extras.mlflow.config import ADDRESS, EXPECTED
     from mm_ldlm.extras.mlflow.sending import send_runs as sent
 
     with messages_only():
+        if not ADDRESS.match(uri):
+            raise TrackingError(f"{EXPECTED}, found another text. Correct the URI.")
         file = InputFile(
             Path(data) / Path(LOCAL).name, error=TrackingError,
             remedy="Nothing was recorded locally, or --data names another folder.",
         ).check()  # fmt: skip
+        click.echo(f"Connecting to {mask(uri)} …", err=True)
         try:
+            MlflowRun(uri, "").probe()
             for name, run_id in sent(f"sqlite:///{file.resolve().as_posix()}", uri):
                 click.echo(f"{name}: {run_id}")
         except Exception as error:  # requests, SQLAlchemy and MLflow have classes of their own

@@ -4,10 +4,11 @@ import re
 
 from mm_ldlm.core import config, mask, refuse_if
 
-_URI = re.compile(
+ADDRESS = re.compile(
     r"^((sqlite|https?|file|databricks|uc|(mysql|postgresql|mssql)(\+[a-z0-9]+)?):/{2,3}\S+|databricks|[\w./-]+)$"
 )
 """Addresses that MLflow reads; a text without a scheme is a folder."""
+EXPECTED = "expected the address of an MLflow server or database (sqlite:///FILE, http://HOST:PORT, …)"
 
 
 @config
@@ -39,9 +40,8 @@ class TrackingConfig:
     def __post_init__(self) -> None:
         # The refusal does not repeat the address: what is no address may be a password.
         refuse_if(
-            not _URI.match(self.uri) or re.search("@|%40", self.uri) or mask(self.uri) != self.uri,
-            "expected the address of an MLflow server or database (sqlite:///FILE, http://HOST:PORT, …) without "
-            "user, password or token, because it is stored with every run, found another text. Set "
+            not ADDRESS.match(self.uri) or re.search("@|%40", self.uri) or mask(self.uri) != self.uri,
+            f"{EXPECTED} without user, password or token, because it is stored with every run, found another text. Set "
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, in the environment",
             "uri",
         )

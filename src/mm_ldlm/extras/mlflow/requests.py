@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from mm_ldlm.app.console import COMMANDS, Items, frame_of, registered, request_at, type_of
+from mm_ldlm.app.console import COMMANDS, Items, frame_of, registered, request_at, required_by, type_of
 from mm_ldlm.core import SamplingError, nearest, show
 from mm_ldlm.inference.api import MMLDLM
 
@@ -50,8 +50,7 @@ def answer(model: MMLDLM, table: pd.DataFrame, given: Mapping[str, Any]) -> pd.D
     values = {}
     for argument, kind in requests()[name].items():
         if isinstance(kind, Items):
-            readable = [VECTOR] * kind.vectors + [TEXT] * kind.texts
-            column = next((each for each in readable if each in columns), None)
+            column = next((each for each in _columns(kind) if each in columns), None)
             if column is not None:
                 values[argument] = columns.pop(column)
         elif argument in chosen:
@@ -64,9 +63,23 @@ def answer(model: MMLDLM, table: pd.DataFrame, given: Mapping[str, Any]) -> pd.D
         raise SamplingError(
             f"{name}: expected no {', '.join([*chosen, *columns])}. It reads {', '.join(requests()[name])}."
         )
-    try:
-        return frame_of(getattr(model, name)(**values))
-    except TypeError as error:
-        if "required" not in str(error):
-            raise
-        raise SamplingError(f"{name}: {error}. Give it as a parameter, or in the column {TEXT} or {VECTOR}.") from None
+    if missing := [_place(each, requests()[name].get(each)) for each in _required(name) if each not in values]:
+        raise SamplingError(f"{name}: expected {' and '.join(missing)}, found none. Add it to the request.")
+    return frame_of(getattr(model, name)(**values))
+
+
+@functools.cache
+def _required(name: str) -> list[str]:
+    request = request_at((COMMANDS.external | COMMANDS.known)[name])
+    return [] if request is None else required_by(request)
+
+
+def _columns(kind: Items) -> list[str]:
+    """List the columns that an argument is read from, the preferred one first."""
+    return [VECTOR] * kind.vectors + [TEXT] * kind.texts
+
+
+def _place(argument: str, kind: Any) -> str:
+    if isinstance(kind, Items):
+        return f"{argument} in the column {' or '.join(_columns(kind))}"
+    return f"the parameter {argument}"

@@ -22,12 +22,16 @@ from mm_ldlm.core import CheckpointError, UnsafePathError, show
 from mm_ldlm.core.files import InputFile, inside, json_document, new_directory, write_problem, write_text
 from mm_ldlm.data.store.fingerprint import file_sha256
 from mm_ldlm.data.store.manifest import VERIFIED
-from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, MARKER, NAME, all_in, latest, name_of, pointed
+from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG, MARKER, NAME, all_in, latest, name_of, pointed
 
 FORMAT_VERSION = 2
 _READ = (".safetensors", ".json", ".arrow")
 """Endings of the files that are read from a checkpoint; each must be in its marker."""
+_BESIDE, _TOOLS = (MARKER, "README.md", ".gitattributes"), (".git", ".cache")
+"""Files and folders of an exported run that its marker does not name: the card, and those of git and of downloads"""
 _OTHER = "Restore it, or name another checkpoint: an older one is used only if it is named."
+AGAIN = "Export the run again, or download it again."
+"""Remedy for a damaged folder of an exported run"""
 
 
 @json_document
@@ -78,6 +82,8 @@ def write(
             listed = {name: File(file.stat().st_size, file_sha256(file)) for name, file in files.items()}
             marker = dataclasses.asdict(Marker(FORMAT_VERSION, step, listed))
             (new / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
+            for file in files.values():  # safetensors makes files that only their owner can read
+                shutil.copymode(new / MARKER, file)
         if called is None:
             point(directory, "latest", path)
     except (OSError, SafetensorError) as error:
@@ -120,22 +126,30 @@ def check(path: Path) -> Marker:
             in the marker.
     """
     marker = _marker(path)
+    exported = CONFIG in marker.files
+    remedy = AGAIN if exported else _OTHER
     if (named := NAME.fullmatch(path.name)) and int(named[1]) != marker.step:
-        raise CheckpointError(f"{path}: expected step {int(named[1])}, found step {marker.step} in {MARKER}. {_OTHER}")
+        raise CheckpointError(f"{path}: expected step {int(named[1])}, found step {marker.step} in {MARKER}. {remedy}")
     for name, promised in marker.files.items():
         try:
             file = _file(path, name)
         except UnsafePathError as error:
-            raise CheckpointError(f"{path}/{MARKER}: {error.detail}. {_OTHER}") from None
+            raise CheckpointError(f"{path}/{MARKER}: {error.detail}. {remedy}") from None
         size = file.stat().st_size if file.is_file() else None
         if size != promised.bytes or file_sha256(file) != promised.sha256:
             found = "none" if size is None else f"{size} bytes" if size != promised.bytes else "another one"
             raise CheckpointError(
-                f"{path}: expected the file {name} of {promised.bytes} bytes, found {found}: it is damaged. {_OTHER}"
+                f"{path}: expected the file {name} of {promised.bytes} bytes, found {found}: it is damaged. {remedy}"
             )
     for file in path.rglob("*"):
-        if file.suffix in _READ and (name := file.relative_to(path).as_posix()) not in marker.files:
-            raise CheckpointError(f"{path}: expected {name} in {MARKER}, found it added later. Remove it. {_OTHER}")
+        inner = file.relative_to(path)
+        if exported:
+            known = str(inner) in _BESIDE or inner.parts[0] in _TOOLS or inner.name == VERIFIED
+            read = not known and (file.is_symlink() or not file.is_dir())
+        else:
+            read = file.suffix in _READ
+        if read and inner.as_posix() not in marker.files:
+            raise CheckpointError(f"{path}: expected {inner} in {MARKER}, found it added later. Remove it. {remedy}")
     return marker
 
 
@@ -146,8 +160,17 @@ def _file(path: Path, name: str) -> Path:
     return inside(path, name)
 
 
+def is_exported(path: Path) -> bool:
+    """Return whether a folder is an exported run, complete or not: it has weights next to a config.json."""
+    return (path / CONFIG).exists() and (path / "model.safetensors").exists()
+
+
+def _remedy(path: Path) -> str:
+    return AGAIN if is_exported(path) else _OTHER
+
+
 def _marker(path: Path) -> Marker:
-    door = InputFile(path / MARKER, error=CheckpointError, remedy=_OTHER, name=f"{path}/{MARKER}")
+    door = InputFile(path / MARKER, error=CheckpointError, remedy=_remedy(path), name=f"{path}/{MARKER}")
     marker: Marker = door.json(Marker)
     if marker.format_version != FORMAT_VERSION or not marker.files:
         door.refuse(f"files in format {FORMAT_VERSION}", f"{len(marker.files)} in format {marker.format_version}")
@@ -161,7 +184,7 @@ def step_of(path: Path) -> int:
 
 def tensors(path: Path, name: str) -> dict[str, Tensor]:
     """Read all tensors of one file to the CPU."""
-    door = InputFile(path / name, error=CheckpointError, remedy=_OTHER)
+    door = InputFile(path / name, error=CheckpointError, remedy=_remedy(path))
     try:
         return load_file(door.check())
     except (SafetensorError, OSError) as error:
@@ -170,7 +193,7 @@ def tensors(path: Path, name: str) -> dict[str, Tensor]:
 
 def document(path: Path, name: str) -> dict[str, Any]:
     """Read one JSON file of a checkpoint, a mapping without numbers that are not finite."""
-    door = InputFile(path / name, error=CheckpointError, remedy=_OTHER)
+    door = InputFile(path / name, error=CheckpointError, remedy=_remedy(path))
     found: dict[str, Any] = door.json(dict)
     if not all(math.isfinite(leaf) for leaf in tree_leaves(found) if isinstance(leaf, float)):
         door.refuse("finite numbers", "NaN or infinity")
@@ -188,7 +211,7 @@ def find(path: Path, *, which: str = "latest") -> Path:
             explicitly.
     """
     try:
-        if NAME.fullmatch(path.name) or (path / MARKER).is_file():
+        if NAME.fullmatch(path.name) or (path / MARKER).is_file() or is_exported(path):
             check(path)
             return path
     except OSError as error:  # a name that is too long, a loop of links
