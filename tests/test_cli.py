@@ -75,12 +75,13 @@ def test_options_come_from_a_file_and_from_the_command_line(called: list[dict[st
     file = tmp_path / "run.yml"
     params = {"training": {"max_steps": 5, "epochs": 1}, "sampling.l2t.files": ["a.npy"]}
     file.write_text(yaml.safe_dump({"run": {"env": "test", "pipelines": ["training", "sampling"], "params": params}}))
-    assert call("--config", str(file), "--params", "training.max_steps=9").exit_code == 0
+    given = ("--params", "training.max_steps=7,seed=2", "--params", "training.max_steps=9")
+    assert call("--config", str(file), *given).exit_code == 0
     (options,) = called
     assert options["env"] == "test"
     assert options["pipelines"] == ["training", "sampling"]
     assert options["params"] == {
-        "training": {"max_steps": 9, "epochs": 1}, "sampling": {"l2t": {"files": ["a.npy"]}}
+        "training": {"max_steps": 9, "epochs": 1}, "sampling": {"l2t": {"files": ["a.npy"]}}, "seed": 2,
     }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -181,18 +181,19 @@ def unreadable(error: BaseException) -> MMLDLMError | None:
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-def read_params(context: click.Context, _: click.Parameter, value: Any) -> dict[str, Any]:
-    """Parse `--params`, over the parameters of the file of `--config`."""
-    below = (context.default_map or {}).get("params") or {}
+def read_params(context: click.Context, _: click.Parameter, values: Sequence[str]) -> dict[str, Any]:
+    """Parse every `--params`, over the parameters of the file of `--config`; a later one overrides an earlier one."""
     with messages_only():
-        return merge(below, value if isinstance(value, Mapping) else parse_params(value or ""))
+        return merge(context.meta.get("params", {}), parse_params(",".join(values)))
 
 
 def read_config(context: click.Context, _: click.Parameter, file: str | None) -> str | None:
     """Read the file of `--config`, whose section `run` has defaults for the options of the command."""
     if file is not None:
         with messages_only():
-            context.default_map = {**(context.default_map or {}), **_options_in(file)}
+            options = _options_in(file)
+            context.meta["params"] = options.pop("params", {})
+            context.default_map = {**(context.default_map or {}), **options}
     return file
 
 
@@ -225,6 +226,8 @@ def _with_own_help(parameter: click.Parameter) -> click.Parameter:
         changed.help = HELP.get(str(changed.name), changed.help)
     changed.callback = {"params": read_params, "config": read_config}.get(str(changed.name), changed.callback)
     changed.is_eager = changed.name == "config"  # the other options fall back to it
+    if changed.name == "params":  # messages propose to add one
+        changed.multiple, changed.default = True, ()
     return changed
 
 

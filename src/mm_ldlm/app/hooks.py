@@ -282,7 +282,10 @@ class ProjectHooks:
             log.info("next: mm-ldlm run%s --pipelines=%s%s", env, ",".join(later), again)
             return
         uses = self._catalog.load("params:objective").capabilities(self._catalog.load("params:model")).uses
-        if requests := [words for use, words in _REQUESTS.items() if use in uses]:
+        from mm_ldlm.data.encoders import no_encoder
+
+        reads = no_encoder(self._catalog.load("params:encoder")) is None
+        if requests := [words for use, words in _REQUESTS.items() if use in uses and (reads or use != "l2t")]:
             log.info("next: mm-ldlm %s --run %s", requests[0], self._outputs)
 
     @hook_impl

@@ -166,6 +166,15 @@ def test_pieces_are_short_and_lose_nothing(words: list[str], max_length: int, wh
         assert length <= max_length or len(piece) == 1  # one character has several tokens
 
 
+def test_only_the_last_piece_of_a_document_is_much_shorter_than_allowed() -> None:
+    """A word has more tokens at the start of a piece than inside the text; no single word is left over for it."""
+    words = ["harbour", "captain", "lantern", "village"]
+    tokenizer = TextTokenizer(byte_level.train([f"a {word}" for word in words] * 20, vocab_size=320), max_length=8)
+    assert len(tokenizer.spans("harbour")) > 1
+    lengths = [length for _, length in split_text(" ".join(words * 20), tokenizer, max_length=8)]
+    assert min(lengths[:-1]) > 4
+
+
 def test_pieces_end_at_words() -> None:
     assert split_text("unaffable cats ran away", BERT, max_length=4) == [("unaffable cats", 4), ("ran away", 2)]
     assert split_text("", BERT, max_length=4) == [("", 0)]

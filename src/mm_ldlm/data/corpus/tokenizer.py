@@ -282,20 +282,25 @@ def split_text(text: str, tokenizer: TextTokenizer, *, max_length: int) -> list[
     pieces: list[tuple[str, int]] = []
     start = 0  # first token of the piece
     while start < len(spans):
-        first, stop, last = spans[start][0], start + max_length, len(text)
-        if stop < len(spans):
-            starts = ((token, spans[token][0]) for token in range(stop, start, -1))
-            stop = next((token for token, at in starts if at > first and " " in text[at - 1 : at + 1]), stop)
-        while stop < len(spans) and spans[stop][0] == first:  # one character has several tokens
-            stop += 1
-        if stop < len(spans):
-            last = spans[stop][0]
-        piece, start = text[first:last].strip(), stop
-        if piece == text:
-            return [(text, len(spans))]
-        if piece:  # alone it may have more tokens than inside the text
-            pieces += split_text(piece, tokenizer, max_length=max_length)
+        piece, stop, count, room = "", start, max_length + 1, max_length
+        while count > max_length and room > 0:  # alone a piece may have more tokens than inside the text
+            piece, stop = _piece(text, spans, start, room)
+            count = len(tokenizer.spans(piece))
+            room -= max(count - max_length, 1)
+        pieces += [(piece, count)] * bool(piece)
+        start = stop
     return pieces
+
+
+def _piece(text: str, spans: Sequence[tuple[int, int]], start: int, room: int) -> tuple[str, int]:
+    """Cut a piece of at most `room` tokens before a word, or inside of a long one; return it and its end in tokens."""
+    first, stop = spans[start][0], min(start + room, len(spans))
+    if stop < len(spans):
+        starts = ((token, spans[token][0]) for token in range(stop, start, -1))
+        stop = next((token for token, at in starts if at > first and " " in text[at - 1 : at + 1]), stop)
+    while stop < len(spans) and spans[stop][0] == first:  # one character has several tokens
+        stop += 1
+    return text[first : spans[stop][0] if stop < len(spans) else len(text)].strip(), stop
 
 
 def _find(base: Any, names: Sequence[str]) -> int | None:
