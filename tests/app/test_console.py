@@ -202,6 +202,21 @@ def test_a_command_answers_as_the_api_from_a_file_or_standard_input_in_every_for
     assert ask(name, *words, "-o", "out.doc").exit_code == 1
 
 
+@pytest.mark.parametrize("option", ["--output", "--trace"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_model_is_loaded(
+    option: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MMLDLM, "from_run", lambda *given, **named: pytest.fail("a model was loaded"))
+    Path("folder.html").mkdir()
+    for file in ("", "folder.html", "none/page.html", "texts.txt/page.html", "/proc/page.html"):
+        for words in ([], ["--overwrite"]):
+            done = ask("invert", "latents.npy", option, file, "--format", "csv", *words)
+            assert (done.exit_code, done.stdout) == (1, ""), (file, done.output)
+            assert "expected" in done.output
+    assert ask("invert", "latents.npy", "--trace", "page.htm").exit_code == 1
+    assert not Path("none").exists()
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if name != "generate"])
 def test_no_input_has_no_answers_and_a_wrong_one_is_refused(name: str, folder: Path) -> None:
     words, _ = CASES[name]

@@ -25,7 +25,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from mm_ldlm.core import MMLDLMError, Registry, SamplingError, contributed, mask, reason_of, show
-from mm_ldlm.core.files import write_bytes, write_problem
+from mm_ldlm.core.files import refuse_other, write_bytes, write_problem
 
 COMMANDS = Registry(
     "command",
@@ -268,11 +268,11 @@ def answer(
                 f"output {show(output)}: expected one of the formats {', '.join(FORMATS)} (npy only for vectors), "
                 f"found '{form}'. Name an output such as answers.csv, or add --format csv."
             )
+        if trace is not None and Path(trace).suffix.lower() != ".html":
+            raise SamplingError(f"trace {show(trace)}: expected a name that ends in .html. Add it.")
         for file in (output, trace):
-            if file is not None and not overwrite and os.path.lexists(file):
-                raise SamplingError(
-                    f"{show(file)}: expected a new file, found an existing one. Give another name, or add --overwrite."
-                )
+            if file is not None:
+                refuse_result(file, overwrite=overwrite)
         if output is None and form in ("npy", "parquet") and sys.stdout.isatty():
             raise SamplingError(f"expected a file for the format {form}, found a terminal. Add --output FILE.{form}.")
         found = newest_run(run)
@@ -295,6 +295,22 @@ def answer(
             from mm_ldlm.evaluation.report.traces import trace_page
 
             write_bytes(Path(trace), trace_page(made, title=found.name).encode())
+
+
+def refuse_result(file: str, *, overwrite: bool) -> None:
+    """Raise `SamplingError` if a result cannot be written to a file."""
+    refuse_other(Path(file), error=SamplingError)
+    if not overwrite and os.path.lexists(file):
+        raise SamplingError(
+            f"{show(file)}: expected a new file, found an existing one. Give another name, or add --overwrite."
+        )
+    try:
+        tempfile.TemporaryFile(dir=Path(file).parent).close()
+    except OSError as error:
+        raise SamplingError(
+            f"{show(file)}: expected a file in a folder with permission to write, found that none can be made there "
+            f"({error.strerror}). Make the folder, correct its permissions, or give another name."
+        ) from None
 
 
 def encoded(made: Any, answers: Any, form: str) -> bytes:

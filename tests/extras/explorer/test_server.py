@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -88,14 +89,23 @@ def test_its_answers_are_those_of_the_python_interface(
         ("/ask/invert", {"texts": ["\ud800"]}, {}, 422),
         ("/ask/score", {"texts": [SENTENCE]}, {}, 422),
         ("/ask/neighbours", {"texts": [SENTENCE]}, {}, 400),
+        ("/ask/neighbours", {"texts": [SENTENCE], "toward": [OTHER]}, {}, 422),
+        ("/ask/invert", {"texts": [SENTENCE], "toward": [OTHER]}, {}, 422),
+        ("/ask/interpolate", {"texts": [SENTENCE]}, {}, 422),
+        ("/ask/edit", {"texts": [SENTENCE]}, {}, 422),
+        ("/ask/invert", None, {}, 422),
+        ("/ask/invert", float("nan"), {}, 422),
+        ("/ask/invert", {"texts": [SENTENCE]}, {"content-length": "many"}, 413),
     ],
 )  # fmt: skip
 def test_other_requests_are_refused(
-    path: str, body: dict[str, Any], headers: dict[str, str], code: int, client: TestClient
+    path: str, body: Any, headers: dict[str, str], code: int, client: TestClient
 ) -> None:
-    content = json.dumps(body)
+    content = "" if body is None else json.dumps(body)
     response = client.post(path, content=content, headers={"content-type": "application/json", **headers})
     assert response.status_code == code, response.text
+    if "host" not in headers:
+        assert re.match("[a-z]", response.json()["detail"]), response.text  # a field, or what was expected
 
 
 def test_a_text_that_looks_like_a_path_is_a_text(client: TestClient, tmp_path: Path) -> None:
@@ -122,9 +132,15 @@ def test_neighbours_lie_on_the_map_of_the_corpus(write_dataset: Any, tmp_path: P
 def test_the_command_refuses_before_it_loads_a_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        for words in ([str(tmp_path / "none")], [str(run), "--port", str(taken.getsockname()[1])]):
+        for words, named in (
+            ([str(tmp_path / "none")], "none"),
+            ([str(run), "--port", str(taken.getsockname()[1])], "another --port"),
+            ([str(run), "--host", "nope.invalid"], "another --host"),
+            ([str(run), "--host", "192.0.2.1"], "another --host"),
+        ):
             done = CliRunner().invoke(commands, ["explore", *words, "--no-browser"])
             assert (done.exit_code, done.output.count("\n")) == (1, 1), done.output
+            assert named in done.output
 
 
 @pytest.mark.slow

@@ -7,16 +7,20 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -290,15 +294,20 @@ def test_the_page_explains_every_option_of_every_command_that_is_a_request(clien
     assert not re.findall(r"""(?:src|href)=["'](?:https?:)?//""", page)
 
 
+class Slow(BagEncoder):
+    """An encoder that answers when it is loaded."""
+
+    def __init__(self, loaded: threading.Event) -> None:
+        super().__init__()
+        self.loaded = loaded
+
+    def encode(self, sentences: Any) -> Any:
+        self.loaded.wait(60)
+        return super().encode(sentences)
+
+
 def test_the_service_is_ready_when_its_encoder_is_loaded_and_counts_its_requests() -> None:
-    loaded = threading.Event()
-
-    class Slow(BagEncoder):
-        def encode(self, sentences: Any) -> Any:
-            loaded.wait(60)
-            return super().encode(sentences)
-
-    with TestClient(build(make(encoder=Slow()), SMALL)) as client:
+    with TestClient(build(make(encoder=Slow(loaded := threading.Event())), SMALL)) as client:
         assert client.get("/healthz").status_code == 200
         refused(client.get("/readyz"), 503)
         loaded.set()
@@ -332,3 +341,19 @@ def test_a_signal_stops_the_service_after_the_request_that_it_is_answering(tmp_p
         assert process.wait(60) == -signal.SIGTERM
     with pytest.raises(httpx2.ConnectError):
         httpx2.get(f"{address}/healthz")
+
+
+def test_a_request_that_outlasts_the_time_to_stop_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    app = build(make(encoder=Slow(loaded := threading.Event())), SMALL)
+    server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=1, log_config=None))
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
+        serving = pool.submit(server.run, [listener])
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        asked = pool.submit(httpx2.post, f"{address}/encode", json={"texts": "w1"}, timeout=60)
+        while not server.server_state.tasks:
+            time.sleep(0.01)
+        server.should_exit = True
+        refused(asked.result(), 503)
+        loaded.set()
+        serving.result()
+    assert not [record for record in caplog.records if record.exc_info]

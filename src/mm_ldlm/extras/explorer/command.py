@@ -1,6 +1,7 @@
 """Command `mm-ldlm explore`."""
 
 import contextlib
+import errno
 import socket
 
 import click
@@ -28,8 +29,10 @@ def explore(runs: tuple[str, ...], host: str, port: int, device: str | None, bro
         try:
             listener = socket.create_server((host, port))
         except OSError as error:
-            reason = f"expected a free port, found that {host}:{port} cannot be opened ({error.strerror})"
-            raise SamplingError(f"{reason}. Give another --port.") from None
+            taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+            expected, remedy = ("a free port", "--port") if taken else ("an address of this machine", "--host")
+            reason = f"expected {expected}, found that {host}:{port} cannot be opened ({error.strerror})"
+            raise SamplingError(f"{reason}. Give another {remedy}.") from None
         from mm_ldlm.extras.explorer.server import serve
 
         serve(found, listener, device=device, browser=browser)

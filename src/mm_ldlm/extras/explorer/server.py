@@ -164,7 +164,8 @@ def application(models: Mapping[str, MMLDLM], *, hosts: Sequence[str] = ()) -> F
     async def refuse_long(request: Request, proceed: Any) -> Response:
         size = request.headers.get("content-length", "0" if request.method == "GET" else "")
         if not size.isdecimal() or int(size) > MOST_BYTES:
-            return JSONResponse({"detail": f"expected at most {MOST_BYTES:,} bytes with their number"}, 413)
+            expected = f"expected the header Content-Length with a number of bytes up to {MOST_BYTES:,}"
+            return JSONResponse({"detail": f"{expected}, found {size or 'none'}. Send a shorter request."}, 413)
         made: Response = await proceed(request)
         return made
 
@@ -174,7 +175,12 @@ def application(models: Mapping[str, MMLDLM], *, hosts: Sequence[str] = ()) -> F
 
     @app.exception_handler(RequestValidationError)
     def refuse_values(request: Request, error: RequestValidationError) -> JSONResponse:
-        problems = [f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors()]
+        problems = [
+            f"{'.'.join(map(str, place))}: {each['msg']}"
+            if (place := each["loc"][1:]) and each["type"] != "json_invalid"
+            else "expected a JSON object with the field 'texts', sent as application/json, found another body."
+            for each in error.errors()
+        ]
         return JSONResponse({"detail": "; ".join(problems)}, 422)  # without the values, which may not be Unicode
 
     @app.get("/")
@@ -194,6 +200,10 @@ def application(models: Mapping[str, MMLDLM], *, hosts: Sequence[str] = ()) -> F
     def ask(request: Name, asked: Asked) -> dict[str, Any]:
         if asked.sampler not in (None, *explorer.runs[known(asked.run)]["samplers"]):
             raise HTTPException(422, f"expected one of the samplers of this run, found {asked.sampler!r}")
+        if asked.toward and request not in TOWARD:
+            raise HTTPException(422, f"{request}: expected no field 'toward', found one. Leave it out.")
+        if not asked.toward and request in ("interpolate", "edit"):
+            raise HTTPException(422, f"{request}: expected the field 'toward' with a second text, found none. Add it.")
         return explorer.answer(request, asked)
 
     def known(run: int) -> int:

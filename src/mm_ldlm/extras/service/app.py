@@ -68,8 +68,11 @@ def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
 
     def add(path: str, body: type, help: str, respond: Callable[[Any], Awaitable[Any]]) -> None:
         async def endpoint(request: Request) -> Response:
-            given = await body_of(request, limits.max_bytes)
-            content = to_json(await respond(given), inf_nan_mode="null", fallback=lambda array: array.tolist())
+            try:
+                found = await respond(await body_of(request, limits.max_bytes))
+            except asyncio.CancelledError:  # by the server, whose time to stop is over
+                raise HTTPException(503, "expected a running service, found one that stops. Ask again soon.") from None
+            content = to_json(found, inf_nan_mode="null", fallback=lambda array: array.tolist())
             return Response(content, media_type="application/json")
 
         schema = TypeAdapter(body).json_schema(ref_template="#/components/schemas/{model}")

@@ -35,7 +35,7 @@ class Limits:
     max_work: Annotated[
         PositiveInt,
         bounded(description="Largest product of rows, steps, samples, draws and other numbers of a request."),
-    ] = 100_000
+    ] = 20_000
     window: Annotated[
         NonNegativeFloat, bounded(description="Milliseconds that a request waits for others of its kind.")
     ] = 4.0
