@@ -204,8 +204,18 @@ class SourceConfig:
 
 
 def describe_files(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    """Describe each file by name, size and sha256, without its location or time."""
-    return [{"name": printable(p.name), "bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in paths]
+    """Describe each file by name, size and sha256, without its location or time.
+
+    Raises:
+        SourceError: a file cannot be read.
+    """
+    found: list[dict[str, Any]] = []
+    for path in paths:
+        try:
+            found.append({"name": printable(path.name), "bytes": path.stat().st_size, "sha256": file_sha256(path)})
+        except OSError as error:
+            raise damaged(path, 0, error) from None
+    return found
 
 
 def damaged(path: Path, number: int, error: Exception) -> SourceError:
