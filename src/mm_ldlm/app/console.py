@@ -220,6 +220,13 @@ def registered(value: Any) -> Any:
     return value
 
 
+def address(value: str) -> str:
+    """Return a host to listen on; an empty one, which would be every address of the machine, is refused."""
+    if not value.strip():
+        raise click.ClickException("--host: expected an address, found an empty text. 0.0.0.0 means every address.")
+    return value
+
+
 def length(value: str) -> str | int:
     """Return a length in words, or a number of tokens."""
     return int(value) if value.isdecimal() else value

@@ -135,6 +135,7 @@ def test_the_command_refuses_before_it_loads_a_run(tmp_path: Path) -> None:
         for words, named in (
             ([str(tmp_path / "none")], "none"),
             ([str(run), "--port", str(taken.getsockname()[1])], "another --port"),
+            ([str(run), "--host", ""], "0.0.0.0"),
             ([str(run), "--host", "nope.invalid"], "another --host"),
             ([str(run), "--host", "192.0.2.1"], "another --host"),
         ):

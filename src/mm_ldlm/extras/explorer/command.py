@@ -6,13 +6,13 @@ import socket
 
 import click
 
-from mm_ldlm.app.console import messages_only
+from mm_ldlm.app.console import address, messages_only
 from mm_ldlm.core import SamplingError
 
 
 @click.command("explore")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address that the page listens on.")
+@click.option("--host", type=address, default="127.0.0.1", show_default=True, help="Address that the page listens on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=7860, show_default=True, help="0 takes a free port.")
 @click.option("--device", help="cpu, cuda or cuda:N; by default the first GPU if there is one.")
 @click.option("--browser/--no-browser", default=True, show_default=True, help="Open the page in the browser.")

@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 
 import click
 
-from mm_ldlm.app.console import messages_only
+from mm_ldlm.app.console import address, messages_only
 from mm_ldlm.core import ConfigurationError, parse
 from mm_ldlm.extras.service.requests import Limits
 
@@ -15,7 +15,9 @@ from mm_ldlm.extras.service.requests import Limits
 @click.argument("run", default="data")
 @click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step of the run.")
 @click.option("--device", help="cpu, cuda or cuda:N; by default the first GPU if there is one.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is all of them.")
+@click.option(
+    "--host", type=address, default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is all of them."
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 chooses a free one.")
 @click.option("--key-variable", help="Name of the environment variable with the key that requests have to send.")
 def serve(
