@@ -4,8 +4,9 @@ import copy
 import functools
 import multiprocessing
 import pickle
+import time
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,9 @@ def test_a_process_that_is_forked_after_a_request_computes(text_model: MMLDLM) -
         torch.set_num_threads(before)
 
 
-def test_an_encoder_is_called_by_one_lane_at_a_time(unit_latents: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_is_loaded_once_and_called_by_one_lane_at_a_time(
+    unit_latents: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Watched(BagEncoder):
         busy = False
 
@@ -237,9 +240,16 @@ def test_an_encoder_is_called_by_one_lane_at_a_time(unit_latents: Any, monkeypat
             self.busy = False
             return found
 
+    def load() -> BagEncoder:
+        loaded.append(Watched())
+        time.sleep(0.1)
+        return loaded[-1]
+
+    loaded: list[BagEncoder] = []
     monkeypatch.setattr("mm_ldlm.inference.writing.lanes_of", lambda device: 4)
-    model = make(encoder=Watched(), batch_tokens=12)
+    model = MMLDLM(replace(make().parts, load_encoder=load), batch_tokens=12)
     assert len(model.invert(unit_latents(8), search=SearchConfig(candidates=2, rounds=1))) == 8
+    assert len(loaded) == 1
 
 
 def test_the_way_from_a_request_to_the_loop_is_straight(model: MMLDLM, monkeypatch: pytest.MonkeyPatch) -> None:

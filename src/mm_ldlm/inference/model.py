@@ -204,8 +204,8 @@ class LoadedModel:
 
         A text of more tokens than the encoder reads is refused, or truncated.
         """
-        most = getattr(self.encoder, "max_length", None) if texts else None
-        with self._one_at_a_time[os.getpid()], plain_defaults():
+        with self._one_at_a_time[os.getpid()], plain_defaults():  # the first one loads it
+            most = getattr(self.encoder, "max_length", None) if texts else None
             if check(too_long, TooLong, name="too_long") == "refuse" and most is not None:
                 check_lengths(cast(Any, self.encoder).count_tokens(texts), texts, most=most, of="the encoder")
             found: Any = self.encoder.encode(texts) if texts else []

@@ -24,10 +24,10 @@ from mm_ldlm.extras.mlflow.client import (
     HEADLINE,
     MlflowRun,
     MlflowSink,
-    _resolved,
     metrics_of,
     name_of,
     open_somewhere,
+    resolved,
     within,
 )
 from mm_ldlm.extras.mlflow.commands import send_runs
@@ -200,7 +200,8 @@ def test_a_run_that_was_recorded_locally_is_sent_complete_and_once(
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "MLmodel").write_text("flavors: {}")
     local.add_model(tmp_path / "model", "m", 2)
-    uri = f"sqlite:///{tmp_path}/server.db"
+    monkeypatch.chdir(tmp_path)
+    uri = "sqlite:///server.db"
     (run_id,) = sent(tmp_path, uri)
     client, here = MlflowRun(uri, "").client, local.client.get_run(local.run_id)
     there = client.get_run(run_id)
@@ -267,7 +268,7 @@ def test_what_is_no_database_is_refused(place: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").touch()
     with pytest.raises(TrackingError):
-        _resolved(f"sqlite:///{place}", tmp_path)
+        resolved(f"sqlite:///{place}", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ def open_somewhere(uri: str, *, root: Path, parent: str | None, **about: Any) ->
     failures = []
     for place in dict.fromkeys([uri, LOCAL]):
         try:
-            run = MlflowRun(_resolved(place, root), "")
+            run = MlflowRun(resolved(place, root), "")
             within(functools.partial(run.create, parent=parent if place == uri else None, **about), place)
         except TrackingError as error:
             failures.append(f"{mask(place)}: {error}")
@@ -281,7 +281,7 @@ def open_somewhere(uri: str, *, root: Path, parent: str | None, **about: Any) ->
     return None
 
 
-def _resolved(uri: str, root: Path) -> str:
+def resolved(uri: str, root: Path) -> str:
     """Resolve a relative sqlite path from `root` and create its folder; return other URIs unchanged.
 
     Raises:

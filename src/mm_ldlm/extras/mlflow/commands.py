@@ -17,7 +17,7 @@ def send_runs(uri: str, data: str) -> None:
     """
     from mm_ldlm.core import TrackingError, mask, reason_of
     from mm_ldlm.core.files import InputFile
-    from mm_ldlm.extras.mlflow.client import LOCAL, MlflowRun
+    from mm_ldlm.extras.mlflow.client import LOCAL, MlflowRun, resolved
     from mm_ldlm.extras.mlflow.config import ADDRESS, EXPECTED
     from mm_ldlm.extras.mlflow.sending import send_runs as sent
 
@@ -30,8 +30,9 @@ def send_runs(uri: str, data: str) -> None:
         ).check()  # fmt: skip
         click.echo(f"Connecting to {mask(uri)} …", err=True)
         try:
-            MlflowRun(uri, "").probe()
-            for name, run_id in sent(f"sqlite:///{file.resolve().as_posix()}", uri):
+            store = resolved(uri, Path())
+            MlflowRun(store, "").probe()
+            for name, run_id in sent(f"sqlite:///{file.resolve().as_posix()}", store):
                 click.echo(f"{name}: {run_id}")
         except Exception as error:  # requests, SQLAlchemy and MLflow have classes of their own
             raise TrackingError(
