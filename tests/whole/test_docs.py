@@ -19,6 +19,8 @@ from tests.components import SHAPE, random_batch
 from tests.environments import CONF, ENVIRONMENTS, configured, layer, parameters
 
 from mm_ldlm.app.config_loader import merge
+from mm_ldlm.app.console import Items
+from mm_ldlm.app.console import commands as console
 from mm_ldlm.app.parameters import check_parameters
 from mm_ldlm.cli import cli
 from mm_ldlm.core import parse_kind
@@ -31,6 +33,7 @@ from mm_ldlm.pipelines import PIPELINES
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS
 
 PROJECT = CONF.parent
+FEATURES = PROJECT / "docs" / "features.md"
 PAGES = sorted({page for pattern in ("*.md", "docs/**/*.md") for page in PROJECT.glob(pattern)})
 
 
@@ -39,14 +42,16 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands() -> list[tuple[str, list[str]]]:
-    """Every line of a bash block of a page, without comment and variables, as words."""
+    """Every line of a bash block of a page and every command of the table of features, as words without variables."""
     lines = [(page.name, line) for page in PAGES for block in blocks(page, "bash")
              for line in block.replace("\\\n", " ").splitlines()]  # fmt: skip
+    table = re.findall(r"^\| .* \| (`.*) \|$", FEATURES.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    lines += [(FEATURES.name, command) for cell in table for command in re.findall(r"`([^`]+)`", cell)]
     found = [(page, shlex.split(line, comments=True)) for page, line in lines]
     return [(page, [word for word in words if not re.fullmatch(r"[A-Z_]+=.*", word)]) for page, words in found if words]
 
 
-RUNS = [(page, words) for page, words in commands() if words[:2] == ["kedro", "run"]]
+RUNS = [(page, words) for page, words in commands() if words[:2] == ["kedro", "run"] and "--help" not in words]
 
 
 def headers() -> list[tuple[str, list[str]]]:
@@ -80,6 +85,20 @@ def test_an_environment_opens_with_its_axis_and_a_command(environment: str) -> N
     heads = [file.read_text(encoding="utf-8") for file in files]
     assert all(head.startswith("#") for head in heads if environment != "base")
     assert any("kedro run" in head for head in heads)
+
+
+@pytest.mark.parametrize(
+    ("page", "words"), [(page, words) for page, words in commands() if words[0] == "mm-ldlm" and words[1] != "run"]
+)
+def test_a_documented_command_has_the_options_that_it_names(
+    page: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arguments and options exist and their values parse: everything short of running it."""
+    monkeypatch.setattr(Items, "convert", lambda self, value, param, ctx: value)  # files are examples
+    command = console.get_command(console.make_context("mm-ldlm", ["run"]), words[1])
+    assert command is not None, (page, words)
+    line = words[: words.index("|")] if "|" in words else words
+    command.make_context(words[1], line[2:])
 
 
 def test_documented_make_targets_exist() -> None:

@@ -29,7 +29,7 @@ def new(what: str, name: str, folder: str | None) -> None:
     """Write a package with a new process, objective, model or sampler, its test and its README.
 
     It works as it is: install it, and NAME is a kind that parameters choose. FOLDER is a new folder, by default NAME
-    beside the current folder.
+    next to the current folder.
     """
     import jinja2
 
