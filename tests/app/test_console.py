@@ -20,7 +20,8 @@ from tests.inference.runs import DIM, BagEncoder, write_run
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.app import console
-from mm_ldlm.app.console import COMMANDS, commands, messages_only, request_at
+from mm_ldlm.app.console import commands, messages_only
+from mm_ldlm.app.requests import COMMANDS, request_at
 from mm_ldlm.core import Registry, SamplingError
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS

@@ -98,9 +98,9 @@ def test_a_mapping_becomes_a_tree_of_types_and_a_single_value_a_list() -> None:
     ("value", "named"),
     [
         ({"high": 1, "inner": {"siz": 2}}, ("'section.inner.siz'", "size")),
-        ({"high": 1, "several": [{}, {"size": 0}]}, ("'section.several.1.size'", "0")),
+        ({"high": 1, "several": [{}, {"size": 0}]}, ("'section.several[1].size'", "0")),
         ({"high": 1, "by_name": {"k": 3}}, ("'section.by_name.k'", "3")),
-        ({"high": 1, "pair": [1, "x"]}, ("'section.pair.1'", "x")),
+        ({"high": 1, "pair": [1, "x"]}, ("'section.pair[1]'", "x")),
         ({"high": 1, "colour": "gren"}, ("'section.colour'", "green", "red")),
         ({"high": 1, "ratio": 2}, ("'section.ratio'", "2")),
         ({"high": True}, ("'section.high'", "True")),

@@ -1,19 +1,16 @@
 """The command line `mm-ldlm`: registered commands, most of them requests of `MMLDLM`.
 
-The command of a request has an argument or an option for each of its parameters, read from its source. torch is
-imported when a model is loaded. Results go to standard output or to the named file, everything else to standard error.
+The command of a request has an argument or an option for each of its parameters. torch is imported when a model is
+loaded. Results go to standard output or to the named file, everything else to standard error.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
-import importlib.util
 import io
 import json
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,23 +21,9 @@ from typing import Any, cast
 import click
 from click.shell_completion import CompletionItem
 
-from mm_ldlm.core import MMLDLMError, Registry, SamplingError, contributed, mask, reason_of, show
+from mm_ldlm.app.requests import COMMANDS, Request, request_at
+from mm_ldlm.core import MMLDLMError, SamplingError, mask, reason_of, show
 from mm_ldlm.core.files import refuse_other, write_bytes, write_problem
-
-COMMANDS = Registry(
-    "command",
-    {
-        "run": "mm_ldlm.__main__:run",
-        "invert": "mm_ldlm.inference.generating:invert",
-        "generate": "mm_ldlm.inference.generating:generate",
-        "embed": "mm_ldlm.inference.reading:embed",
-        "encode": "mm_ldlm.inference.reading:encode",
-        "score": "mm_ldlm.inference.reading:score",
-        "neighbours": "mm_ldlm.inference.reading:neighbours",
-    },
-    group="commands",
-)
-"""Every command of `mm-ldlm`: objects of click, and requests of `MMLDLM`"""
 
 
 class Commands(click.Group):
@@ -52,12 +35,9 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        path = (COMMANDS.external | COMMANDS.known)[cmd_name]
-        request = request_at(path)
+        request = request_at((COMMANDS.external | COMMANDS.known)[cmd_name])
         with messages_only():
-            if request is None:
-                return cast(click.Command, COMMANDS.load(cmd_name))
-            return command_of(cmd_name, request, module=path.partition(":")[0])
+            return cast(click.Command, COMMANDS.load(cmd_name)) if request is None else command_of(cmd_name, request)
 
 
 @click.command(cls=Commands, name="mm-ldlm")
@@ -88,14 +68,6 @@ FORMATS = ("txt", "tsv", "csv", "jsonl", "parquet", "npy")
 """Formats of results: the answers, one per line; tables with all columns; and vectors"""
 VECTORS = ("Floats", "Embeddings")
 """Types of results whose answers are vectors"""
-SHARED = {
-    "seed": "Seed of the random draws.",
-    "steps": "Number of sampling steps; by default the sampler's.",
-    "temperature": "Temperature of the sampler; by default its own.",
-    "sampler": "Kind of the sampler; by default the model's.",
-    "too_long": "For texts of more tokens than are read: refuse or truncate.",
-}
-"""Help of options that many requests have; others are explained under `Args:` in the docstring of the request"""
 COMMON = (
     click.Option(
         ["--run"], default="data", show_default=True, type=click.Path(),
@@ -119,105 +91,27 @@ TRACE = click.Option(["--trace"], metavar="FILE.html", help="Page that plays how
 """Option of the requests that write texts"""
 
 
-def request_at(path: str) -> ast.FunctionDef | None:
-    """Read the source of a request, a function of "module:name" whose first argument is the model; None for others.
-
-    Importing the module would import torch, which takes longer than most refusals and every help.
-    """
-    module, _, name = path.partition(":")
-    found = (node for node in _source(module) if isinstance(node, ast.FunctionDef) and node.name == name)
-    return next((node for node in found if [each.arg for each in node.args.args[:1]] == ["model"]), None)
-
-
-@functools.cache
-def _source(module: str) -> list[ast.stmt]:
-    """Parse a module; one that cannot be read has no statements, and `COMMANDS.load` explains it."""
-    try:
-        spec = importlib.util.find_spec(module)
-        return ast.parse(Path(str(spec and spec.origin)).read_bytes()).body
-    except (ImportError, OSError, SyntaxError, ValueError):
-        return []
-
-
-def choices_of(argument: ast.arg, module: str) -> list[str]:
-    """List the choices of a parameter: those of a `Literal` or of a registry that `module` defines or imports."""
-    name = re.findall(r"\w+", ast.unparse(argument.annotation or ast.Name("str")))[-1]
-    for node in _source(module):
-        if isinstance(node, ast.ImportFrom) and name in [each.name for each in node.names]:
-            return choices_of(argument, str(node.module))
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            text = ast.unparse(node.value)
-            kinds = [*re.findall(r"'(\w+)':", text), *contributed("".join(re.findall(r"group='(\w+)'", text)))]
-            return kinds or re.findall(r"'(\w+)'", text) * text.startswith("Literal")
-    return []
-
-
-def command_of(name: str, request: ast.FunctionDef, *, module: str) -> click.Command:
+def command_of(name: str, request: Request) -> click.Command:
     """Make the command of a request: an argument for each positional parameter, and an option for each other one."""
-    text, explained = help_of(request)
-    params: list[click.Parameter] = []
-    required = required_by(request)
-    for argument in request.args.args[1:]:
-        params.append(click.Argument([argument.arg], type=type_of(argument), required=argument.arg in required))
-        if argument.arg in explained:
-            text += f"\n\n{argument.arg.upper()}: {explained[argument.arg]}"
-    for argument, default in zip(request.args.kwonlyargs, request.args.kw_defaults, strict=True):
-        choices = choices_of(argument, module)
-        if (kind := type_of(argument, choices)) is None:
+    text, params = request.help, list[click.Parameter]()
+    for each in request.parameters:
+        kind: Any = Items(each.texts, each.vectors) if each.texts or each.vectors else each.kind
+        if each.positional:
+            params.append(click.Argument([each.name], type=kind, required=each.required))
+            text += f"\n\n{each.name.upper()}: {each.help}" * bool(each.help)
             continue
-        value, flag = None if default is None else ast.literal_eval(default), kind is bool
-        kinds = f" One of {', '.join(choices)}." if choices and kind is str else ""
+        flag = kind is bool
         option = click.Option(
-            [f"--{argument.arg.replace('_', '-')}"], type=None if flag else kind, is_flag=flag,
-            default=bool(value) if flag else value, required=argument.arg in required, show_default=not flag,
-            help=explained.get(argument.arg, "") + kinds,
+            [f"--{each.name.replace('_', '-')}"], type=click.Choice(each.choices) if each.choices else kind,
+            is_flag=flag, default=bool(each.default) if flag else each.default, required=each.required,
+            show_default=not flag, help=each.help,
         )  # fmt: skip
         params.append(option)
-    returns = "" if request.returns is None else ast.unparse(request.returns)
-    vectors, common = returns in VECTORS, (*COMMON, TRACE) if returns == "Texts" else COMMON
-    callback = functools.partial(answer, name, [each.name for each in params], vectors)
+    vectors, common = request.returns in VECTORS, (*COMMON, TRACE) if request.returns == "Texts" else COMMON
+    callback = functools.partial(answer, name, [each.name for each in request.parameters], vectors)
     if any(isinstance(each.type, Items) for each in params):
         text += "\n\nA file has one text per line, or vectors if its name ends in .npy; `-` is standard input."
     return click.Command(name, params=[*params, *common], callback=callback, help=text)
-
-
-def required_by(request: ast.FunctionDef) -> list[str]:
-    """List the parameters of a request that have no default."""
-    positional, keywords = request.args.args, zip(request.args.kwonlyargs, request.args.kw_defaults, strict=True)
-    first = positional[1 : len(positional) - len(request.args.defaults)]
-    return [each.arg for each in (*first, *(argument for argument, default in keywords if default is None))]
-
-
-def help_of(request: ast.FunctionDef) -> tuple[str, dict[str, str]]:
-    """Return what the docstring of a request explains: the request, and each parameter by its name."""
-    text, _, arguments = (ast.get_docstring(request) or "").partition("\n\nArgs:\n")
-    found = re.findall(r"^    (\w+): (.*)", re.sub(r"\n {8}", " ", arguments), re.MULTILINE)
-    return text, SHARED | {key: words[0].upper() + words[1:] for key, words in found}
-
-
-def type_of(argument: ast.arg, choices: Sequence[str] = ()) -> Any:
-    """Return the type of an option of the command line; None for a parameter that has none."""
-    hint = ast.unparse(argument.annotation) if argument.annotation else "str"
-    if "Sequence[Sequence" in hint:  # token ids
-        return None
-    if "Sequence[str]" in hint or "Latents" in hint:
-        return Items(texts="Sequence[str]" in hint, vectors="Latents" in hint)
-    if hint == "Length":
-        return length
-    if choices and "Any" not in hint:
-        return click.Choice(choices)
-    return bool if "bool" in hint else {"int": int, "float": float}.get(hint.split(" ")[0], str)
-
-
-def registered(value: Any) -> Any:
-    """Return the kind that a client of a service chose.
-
-    Raises:
-        ValueError: it contains an import path.
-    """
-    if re.search(r"\S:\S", repr(value)):
-        raise ValueError("expected a registered kind; import paths are refused, because they would run other code")
-    return value
 
 
 def address(value: str) -> str:
@@ -225,11 +119,6 @@ def address(value: str) -> str:
     if not value.strip():
         raise click.ClickException("--host: expected an address, found an empty text. 0.0.0.0 means every address.")
     return value
-
-
-def length(value: str) -> str | int:
-    """Return a length in words, or a number of tokens."""
-    return int(value) if value.isdecimal() else value
 
 
 @dataclasses.dataclass

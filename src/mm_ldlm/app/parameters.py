@@ -21,6 +21,7 @@ from mm_ldlm.core import (
     nearest,
     parse,
     parse_kind,
+    path_of,
     reason_of,
     refuse_unwritable,
     show,
@@ -170,7 +171,7 @@ def _configurations(value: Any, at: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, tuple):
         inner = dict(enumerate(value))
     for key, item in inner.items():
-        yield from _configurations(item, f"{at}.{key}")
+        yield from _configurations(item, path_of(at, key))
 
 
 def _absent_files(at: str, each: Any) -> Iterator[str]:

@@ -117,7 +117,7 @@ class Kinds(Registry):
             names = [*self]
             raise ConfigurationError(
                 f"parameter '{at}.kind': expected {with_article(self.what)}, found {show(kind)}.{nearest(kind, names)} "
-                f"Known here: {', '.join(names)}; or give the import path of a configuration, package.module:Class."
+                f"Known here: {', '.join(names)}."
             )
         found = import_object(path, f"parameter '{at}.kind'")
         if not (isinstance(found, type) and MARK in vars(found)) or inspect.isabstract(found):

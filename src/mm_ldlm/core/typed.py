@@ -129,7 +129,7 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
         return value
     if not isinstance(value, Mapping):
         raise ConfigurationError(
-            f"parameter '{at}': expected a mapping of {cls.__name__}, found {show(value)}. Write its keys below it."
+            f"parameter '{at}': expected keys with values, found {show(value)}. Known here: {_names(cls)}."
         )
     problems: dict[Any, str] = {}
     given, made = {}, f"{cls.__module__}:{cls.__qualname__}"
@@ -140,7 +140,7 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
         problems = _misnamed(cls, value, at=at)
         for key in [name for name in value if name in hints]:
             try:
-                given[key] = _resolve(hints[key], value[key], f"{at}.{key}")
+                given[key] = _resolve(hints[key], value[key], path_of(at, key))
             except ConfigurationError as error:
                 problems[key] = str(error)
         try:
@@ -242,14 +242,14 @@ def _resolve(hint: Any, item: Any, at: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return parse(cast(type, hint), item, at=at)
     if isinstance(item, Mapping) and origin in (dict, Mapping):
-        return {key: _resolve(args[1], each, f"{at}.{key}") for key, each in item.items()}
+        return {key: _resolve(args[1], each, path_of(at, key)) for key, each in item.items()}
     if origin in (tuple, list):
         same = origin is list or args[-1] is Ellipsis
         if same and isinstance(item, (str, int, float)) and not _may_be(args[0], {}):
             item = [item]  # a value in place of a list is a list of one; lists of mappings have no such values
         if isinstance(item, (list, tuple)):
             hints = [args[0]] * len(item) if same else [*args, *[None] * len(item)]  # pydantic refuses surplus items
-            return origin(_resolve(hints[place], each, f"{at}.{place}") for place, each in enumerate(item))
+            return origin(_resolve(hints[place], each, path_of(at, place)) for place, each in enumerate(item))
     return item
 
 
@@ -265,6 +265,11 @@ def _may_be(hint: Any, item: Any) -> bool:
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def path_of(at: str, part: str | int) -> str:
+    """Return the path of a part of a parameter in messages: `at.key`, or `at[3]` for an item of a list."""
+    return f"{at}[{part}]" if isinstance(part, int) else f"{at}.{part}" if at else part
 
 
 def refuse_unwritable(value: Any, *, at: str, depth: int = 0) -> None:
@@ -291,7 +296,7 @@ def refuse_unwritable(value: Any, *, at: str, depth: int = 0) -> None:
             _refuse_text(key, f"a key of {where}")
     inner: Iterable[Any] = value.items() if isinstance(value, Mapping) else ()
     for key, item in enumerate(value) if isinstance(value, (list, tuple)) else inner:
-        refuse_unwritable(item, at=f"{at}.{key}" if at else str(key), depth=depth + 1)
+        refuse_unwritable(item, at=path_of(at, key), depth=depth + 1)
 
 
 def _refuse_text(text: str, where: str) -> None:
@@ -309,9 +314,8 @@ def _refuse_text(text: str, where: str) -> None:
 def _misnamed(cls: Any, given: Mapping[str, Any], *, at: str) -> dict[Any, str]:
     """Refuse the keys that a configuration does not have, and those that it lacks."""
     known = {field.name: field for field in dataclasses.fields(cls) if field.init}
-    names = ", ".join(known)
     lines = {
-        key: f"parameter '{escape(f'{at}.{key}')}' is not known.{nearest(key, known)} Known here: {names}."
+        key: f"parameter '{escape(path_of(at, key))}' is not known.{nearest(key, known)} Known here: {_names(cls)}."
         for key in given
         if key not in known
     }
@@ -320,7 +324,11 @@ def _misnamed(cls: Any, given: Mapping[str, Any], *, at: str) -> dict[Any, str]:
         for name, field in known.items()
         if name not in given and field.default is field.default_factory is dataclasses.MISSING
     ]
-    return lines | {name: f"parameter '{at}.{name}' is missing and has no default." for name in missing}
+    return lines | {name: f"parameter '{path_of(at, name)}' is missing and has no default." for name in missing}
+
+
+def _names(cls: Any) -> str:
+    return ", ".join(field.name for field in dataclasses.fields(cls) if field.init)
 
 
 _MISNAMED = ("unexpected_keyword_argument", "extra_forbidden", "missing", "missing_keyword_only_argument")
@@ -328,8 +336,8 @@ _MISNAMED = ("unexpected_keyword_argument", "extra_forbidden", "missing", "missi
 
 
 def _explain(error: Any, given: Any, *, at: str, what: str = "parameter '{}'") -> dict[Any, str]:
-    """Put the errors of pydantic in the words of parameters: one line for each place in `given`, by its first key."""
-    found: dict[str, tuple[Any, Any, list[Any]]] = {}
+    """Put the errors of pydantic in the words of parameters: a line for a wrong place in each key of `given`."""
+    found: dict[Any, tuple[str, Any, list[Any]]] = {}
     for item in error.errors(include_url=False):
         if item["type"] in _MISNAMED and len(item["loc"]) == 1:
             continue
@@ -337,12 +345,15 @@ def _explain(error: Any, given: Any, *, at: str, what: str = "parameter '{}'") -
         for part in item["loc"]:
             inside = part in value if isinstance(value, Mapping) else isinstance(part, int) and part < len(value)
             if inside:  # otherwise the name of an alternative of a union
-                path, value = f"{path}.{part}", value[part]
+                path, value = path_of(path, part), value[part]
         if item["loc"][-1:] == ("[key]",):
             value = item["loc"][-2]
         first = item["loc"][0] if item["loc"] else None
-        found.setdefault(path, (first, value, []))[2].append(item)
-    return {first: _line(what, path, value, items) for path, (first, value, items) in found.items()}
+        if len(path) > len(found.setdefault(first, (path, value, []))[0]):  # the alternative that fits best
+            found[first] = (path, value, [])
+        if found[first][0] == path:
+            found[first][2].append(item)
+    return {first: _line(what, *each) for first, each in found.items()}
 
 
 def _line(what: str, path: str, value: Any, items: Sequence[Any]) -> str:
@@ -357,19 +368,31 @@ def _line(what: str, path: str, value: Any, items: Sequence[Any]) -> str:
     return f"{what.format(escape(path))}: expected {words}, found {show(value)}.{nearest(value, choices)}"
 
 
+_WORDS = {
+    "tuple_type": "a list, as in [a, b]",
+    "missing": "a longer list",
+    "list_type": "a list",
+    **dict.fromkeys(("dict_type", "dataclass_type"), "keys with values"),
+    "string_type": "a text",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "an integer"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+}
+"""Types of errors of pydantic → what is expected"""
+
+
 def _expected(item: Mapping[str, Any]) -> str:
-    """Return what an error of pydantic expects: "a number greater than 0", "a valid integer"."""
-    if item["type"] == "tuple_type":
-        return "a list, as in [a, b]"
-    if item["type"] == "missing":
-        return "a longer list"
-    words = re.sub(r", (unable|got) .*", "", escape(mask(str(item["msg"]).removeprefix("Value error, "))))
+    """Return what an error of pydantic expects: "a number greater than 0", "an integer"."""
+    if item["type"] in _WORDS:
+        return _WORDS[item["type"]]
+    found = r"( after validation)?, (unable|got|not) .*"
+    words = re.sub(found, "", escape(mask(str(item["msg"]).removeprefix("Value error, "))))
     words = re.sub(r"^\w+ should (be |have )?", "", words).replace("match pattern", "a text of the form")
     return f"a number {words}" if words.startswith(("greater", "less")) else words
 
 
 def _of_keys(at: str, refused: InvalidValue) -> str:
     """Return the refusal of values of the section `at` that do not fit one another."""
-    names = [f"'{at}.{key}'" for key in refused.keys] or [f"'{at}'"]
+    names = [f"'{path_of(at, key)}'" for key in refused.keys] or [f"'{at}'"]
     end = "" if str(refused).endswith("?") else "."
     return f"parameter{'s' if names[1:] else ''} {' and '.join(names)}: {escape(mask(str(refused)))}{end}"

@@ -123,7 +123,7 @@ class StsConfig:
     def input_files(self) -> Iterator[tuple[str, str]]:
         yield from ((f"files.{name}", path) for name, path in self.files.items())
         here = {place: source.path for place, source in enumerate(self.sets) if source.format != "hub"}
-        yield from ((f"sets.{place}.path", path) for place, path in here.items() if path)
+        yield from ((f"sets[{place}].path", path) for place, path in here.items() if path)
 
 
 @config
@@ -230,7 +230,7 @@ class ReportingConfig:
     def input_files(self) -> Iterator[tuple[str, str]]:
         for place, name in enumerate(self.compare):
             if not re.fullmatch(r"[0-9a-f]{32}", name):  # the id of an MLflow run
-                yield f"compare.{place}", name
+                yield f"compare[{place}]", name
 
 
 def check_sets(config: StsConfig) -> None:
@@ -251,7 +251,7 @@ def problems(sections: Mapping[str, Any]) -> list[str]:
         return []
     refused = {}
     for place, point in enumerate(sections["evaluation"].inversion.sweep):
-        key = f"evaluation.inversion.sweep.{place}"
+        key = f"evaluation.inversion.sweep[{place}]"
         refused[f"{key}.sampler"] = capabilities.sampler_refusal(point.sampler, "l2t", given_latent=True)
         refused[f"{key}.length"] = capabilities.length_refusal(
             point.length, "l2t", max_length=sections["tokenizer"].max_length, sampler=point.sampler

@@ -25,7 +25,8 @@ class MMLDLM(LoadedModel):
 
     `MMLDLM.from_run(path)` loads it from a run folder; `capabilities` lists the supported uses. Samplers are chosen by
     kind or by their configuration. The `seed` and the position of a text in the request determine its sample, for any
-    batching. Methods that re-embed texts, or receive texts in place of latents, need the encoder.
+    batching. Methods that re-embed texts, or receive texts in place of latents, need the encoder; these
+    receive the path of a `.npy` file of latents as well.
 
     See `LoadedModel` for the arguments of the constructor.
     """

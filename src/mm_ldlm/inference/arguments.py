@@ -33,8 +33,7 @@ def texts_of(value: Any, *, name: str = "texts") -> list[str]:
     for index, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip() or any("\ud800" <= letter <= "\udfff" for letter in text):
             raise SamplingError(
-                f"{name}[{index}]: expected a text of words in valid Unicode, found {type(text).__name__} "
-                f"{show(text)}. Remove it."
+                f"{name}[{index}]: expected a text of words in valid Unicode, found {show(text)}. Remove it."
             )
     return texts
 
@@ -53,14 +52,14 @@ def listed(value: Any, *, name: str) -> list[Any]:
         ) from None
 
 
-def check_lengths(counts: Sequence[int], texts: Sequence[str], *, most: int, of: str) -> None:
+def check_lengths(counts: Sequence[int], texts: Sequence[str], *, most: int, of: str, name: str = "texts") -> None:
     """Refuse texts without tokens and texts of more than `most` tokens `of` the model or of the encoder."""
     if wrong := [row for row, count in enumerate(counts) if not 1 <= count <= most]:
         row = wrong[0]
         raise SamplingError(
-            f"texts[{row}]: expected 1 to {most} tokens of {of}, found {counts[row]} in {show(texts[row], 60)}; "
-            f"{len(wrong)} of {len(texts)} texts are like this. Remove, shorten or split them; some requests "
-            "can also truncate them (--too-long truncate, in Python too_long='truncate')."
+            f"{name}[{row}]: expected 1 to {most} tokens of {of}, found {counts[row]} in {show(texts[row], 60)}; "
+            f"{len(wrong)} of {len(texts)} texts are like this. Remove, shorten or split them, or set too_long to "
+            "truncate, if the request has it."
         )
 
 
@@ -99,7 +98,8 @@ def array_of(values: Any, *, name: str) -> npt.NDArray[Any]:
             raise TypeError(f"values of type {array.dtype}")
     except Exception as error:  # what an object of the caller, numpy or torch raises
         raise SamplingError(
-            f"{name}: expected an array of real numbers, found {type(values).__name__} ({show(error, 100)})."
+            f"{name}: expected real numbers, in rows of one length, found {show(values, 100)} "
+            f"({show(str(error), 60)}). Correct it."
         ) from None
     return array
 
@@ -133,9 +133,9 @@ def cosines_of(a_nd: Floats, b_nd: Floats) -> npt.NDArray[np.float64]:
 # --- samplers ---------------------------------------------------------------------------------------------------------
 
 
-def latent_sampler_of(sampler: Any, steps: int | None, draws: int | None = None) -> Any:
+def latent_sampler_of(sampler: Any, steps: int | None, draws: int | None = None, *, name: str = "sampler") -> Any:
     """Return a latent sampler: a kind or a configuration, with the caller's steps and draws."""
     given = {"steps": check(steps, Steps | None, name="steps"), "draws": check(draws, Draws | None, name="draws")}
     sampler = "ddim" if sampler is None else sampler
-    chosen = parse_kind(LATENT_SAMPLERS, {"kind": sampler} if isinstance(sampler, str) else sampler, at="sampler")
+    chosen = parse_kind(LATENT_SAMPLERS, {"kind": sampler} if isinstance(sampler, str) else sampler, at=name)
     return chosen if steps is None and draws is None else chosen.override(**given)

@@ -44,14 +44,14 @@ def invert(
     """Write a text for each embedding, or several.
 
     Args:
-        targets: raw latents (n, d), the path of a `.npy` file of them, or texts, which the encoder embeds first.
-        sampler: kind of the sampler, in Python also its configuration; by default the model's, whose steps and
-            temperature (4 and 0) a kind has as well.
+        targets: raw latents (n, d), or texts, which the encoder embeds first.
+        sampler: kind of the sampler, or (not on the command line) its configuration; by default the model's, whose
+            steps and temperature (4 and 0) a kind has as well.
         steps: number of sampling steps; by default the sampler's.
         temperature: temperature of the sampler; by default its own.
         length: number of tokens, or argmax or sample of the length head given the latent.
-        search: re-embed 4 candidates in 4 rounds, in Python also as a `SearchConfig` says, and keep the nearest; needs
-            the encoder.
+        search: re-embed 4 candidates in 4 rounds, or (not on the command line) as a `SearchConfig` says, and keep the
+            nearest; needs the encoder.
         reembed: report the cosine of each text to its target also without a search, at one encoder call per text.
         samples: number of texts that are written for each latent. More than one needs a sampler with a temperature
             above 0, or the length sample; otherwise they are equal, with a warning.
@@ -65,7 +65,7 @@ def invert(
     length = length_of(model, length, "l2t", sampler=config)
     search = SEARCHES[bool(search)] if search is None or isinstance(search, bool) else search
     search = parse(SearchConfig, search, at="search")
-    sources, raw_nd = model.targets(targets)
+    sources, raw_nd = model.targets(targets, name="targets")
     latents_nd, count = model.standardised(raw_nd), len(raw_nd)
     tried = 2 * (search.candidates + search.beam) if search.enabled else 1
     longest = length if isinstance(length, int) else model.max_length
@@ -132,9 +132,9 @@ def generate(
         order: order of the two: text_first (then the latent given the text), latent_first (then the text given the
             latent) or together (ancestral steps in the text and as many DDIM steps in the latent, without guidance). A
             run that generates no latents has no order.
-        sampler: kind of the sampler, in Python also its configuration; by default the model's, whose steps and
-            temperature a kind has as well, or in the order together the steps of the latent sampler.
-        latent_sampler: kind of the sampler of latents, in Python also its configuration.
+        sampler: kind of the sampler, or (not on the command line) its configuration; by default the model's, whose
+            steps and temperature a kind has as well, or in the order together the steps of the latent sampler.
+        latent_sampler: kind of the sampler of latents, or its configuration.
         steps: number of steps of both samplers; by default their own.
         temperature: temperature of the sampler of texts; by default its own.
         length: number of tokens, or argmax or sample of the marginal distribution, or of that given the latent if it
@@ -143,7 +143,7 @@ def generate(
     model.capabilities.require("unconditional")
     n, seed, order = check(n, Rows, name="n"), check(seed, Seed, name="seed"), check(order, JointOrder, name="order")
     joint = bool(model.capabilities.joint_orders)
-    latent = latent_sampler_of(latent_sampler, steps if joint else None)
+    latent = latent_sampler_of(latent_sampler, steps if joint else None, name="latent_sampler")
     if joint and order == "together" and (sampler is None or isinstance(sampler, str)):
         sampler, steps = sampler or "ancestral", getattr(latent, "steps", None)
     text = model.text_sampler(sampler, steps, temperature, conditional=False)

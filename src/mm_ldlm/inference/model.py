@@ -181,25 +181,25 @@ class LoadedModel:
     # --- to the model -------------------------------------------------------------------------------------------------
 
     def targets(
-        self, value: Any, *, written: bool = True, too_long: TooLong = "refuse"
+        self, value: Any, *, name: str, written: bool = True, too_long: TooLong = "refuse"
     ) -> tuple[list[str | None], Floats]:
-        """Convert texts, a `.npy` path or vectors to (source texts or None, raw latents).
+        """Convert texts, a `.npy` path or vectors, the argument `name`, to (source texts or None, raw latents).
 
         `written` is whether texts are written from the latents; words that the model cannot write then cause a warning.
         """
         if isinstance(value, Path) or (isinstance(value, str) and value.endswith(".npy")):
             value = vectors_of(read_array(value), dim=self.dim, name=str(value))
         if not isinstance(value, (str, torch.Tensor)) and getattr(value, "ndim", 1) == 1:
-            value = listed(value, name="targets")  # an iterator ends
+            value = listed(value, name=name)  # an iterator ends
         if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], str)):
-            texts = texts_of(value)
+            texts = texts_of(value, name=name)
             if written:
                 self.warn_of_unknown(self.tokenizer.encode(texts), texts, effect=ENCODED)
-            return list(texts), self.encoded(texts, too_long=too_long)
-        raw_nd = vectors_of(value, dim=self.dim)
+            return list(texts), self.encoded(texts, too_long=too_long, name=name)
+        raw_nd = vectors_of(value, dim=self.dim, name=name)
         return [None] * len(raw_nd), raw_nd
 
-    def encoded(self, texts: Sequence[str], *, too_long: TooLong = "refuse") -> Floats:
+    def encoded(self, texts: Sequence[str], *, too_long: TooLong = "refuse", name: str = "texts") -> Floats:
         """Embed texts by the encoder: raw latents (n, d), checked to be finite and one for each text.
 
         A text of more tokens than the encoder reads is refused, or truncated.
@@ -207,16 +207,19 @@ class LoadedModel:
         with self._one_at_a_time[os.getpid()], plain_defaults():  # the first one loads it
             most = getattr(self.encoder, "max_length", None) if texts else None
             if check(too_long, TooLong, name="too_long") == "refuse" and most is not None:
-                check_lengths(cast(Any, self.encoder).count_tokens(texts), texts, most=most, of="the encoder")
+                counts = cast(Any, self.encoder).count_tokens(texts)
+                check_lengths(counts, texts, most=most, of="the encoder", name=name)
             found: Any = self.encoder.encode(texts) if texts else []
             return vectors_of(found, dim=self.dim, name="encoder", count=len(texts))
 
-    def ids(self, texts: Sequence[str], *, too_long: TooLong = "refuse", effect: str = READ) -> list[list[int]]:
+    def ids(
+        self, texts: Sequence[str], *, too_long: TooLong = "refuse", effect: str = READ, name: str = "texts"
+    ) -> list[list[int]]:
         """Tokenise texts; each must have 1 to `max_length` ids. Unknown words cause a warning that states `effect`."""
         ids = self.tokenizer.encode(list(texts))
         if check(too_long, TooLong, name="too_long") == "truncate":
             ids = [row[: self.shape.max_length] for row in ids]
-        check_lengths([*map(len, ids)], texts, most=self.shape.max_length, of=MODEL)
+        check_lengths([*map(len, ids)], texts, most=self.shape.max_length, of=MODEL, name=name)
         self.warn_of_unknown(ids, texts, effect=effect)
         return ids
 

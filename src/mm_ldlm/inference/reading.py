@@ -72,14 +72,18 @@ def neighbours(
     """Find the nearest latents by cosine, with their texts.
 
     Args:
-        latents: raw latents (n, d), the path of a `.npy` file of them, or texts, which the encoder embeds first.
+        latents: raw latents (n, d), or texts, which the encoder embeds first.
         store: raw latents (m, d), the path of a `.npy` file of them, or a data folder (data/own_csv), whose texts are
             returned as well; by default the dataset that the run was trained on.
         k: number of neighbours.
     """
     from sklearn.neighbors import NearestNeighbors
 
-    raw_nd, dataset, rows_m = model.targets(latents, written=False)[1], None, np.zeros(0, dtype=np.int64)
+    raw_nd, dataset, rows_m = (
+        model.targets(latents, name="latents", written=False)[1],
+        None,
+        np.zeros(0, dtype=np.int64),
+    )
     if store is None or (isinstance(store, (str, Path)) and not str(store).endswith(".npy")):
         if (folder := model.parts.dataset if store is None else dataset_folder(store)) is None:
             raise SamplingError("store: expected latents or a data folder, found none. Give one: the model has none.")

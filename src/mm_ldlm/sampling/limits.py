@@ -4,7 +4,7 @@ Counts far above these bounds cost days without a measurable effect on a sample.
 leave float32 too few digits.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from mm_ldlm.core import Rows, bounded, checked
 
@@ -24,8 +24,8 @@ the largest differences of log-probabilities (about 100) are 1 %, so that the dr
 def _within_float32(temperature: float) -> float:
     if temperature != 0 and not COLDEST <= temperature <= HOTTEST:
         raise ValueError(
-            f"expected 0, for the most probable token, or a number from {COLDEST:g} to {HOTTEST:g}, because "
-            "float32 has too few digits for others"
+            f"expected 0, for the most probable token, or a number from {COLDEST:g} to {HOTTEST:g} (float32 has too "
+            f"few digits for others), found {temperature:g}"
         )
     return temperature
 
@@ -36,5 +36,5 @@ Candidates = Annotated[int, bounded(gt=0, le=MOST_CANDIDATES)]
 Rounds = Annotated[int, bounded(ge=0, le=MOST_CANDIDATES)]
 Guidance = Annotated[float, bounded(ge=0, le=MOST_GUIDANCE)]
 Temperature = Annotated[float, checked(_within_float32)]
-Length = Annotated[str, bounded(pattern=r"^(argmax|sample)$")] | Rows
-"""Length of a text: 'argmax' | 'sample' (of the length distribution) | a number of tokens"""
+Length = Literal["argmax", "sample"] | Rows
+"""Length of a text: argmax or sample (of the length distribution), or a number of tokens"""

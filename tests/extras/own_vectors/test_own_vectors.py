@@ -189,4 +189,4 @@ def test_sources_and_encoder_agree_about_vectors(has_vectors: bool, declared: bo
     encoder = parse_encoder(DECLARED if declared else {"kind": TOY})
     found = problems({"encoder": encoder, "ingestion": SimpleNamespace(sources=[source])})
     assert bool(found) == (has_vectors != declared)
-    assert all("ingestion.sources.0" in each and "mine.parquet" in each for each in found)
+    assert all("ingestion.sources[0]" in each and "mine.parquet" in each for each in found)

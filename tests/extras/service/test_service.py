@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.inference.runs import LATENTS, BagEncoder, make, write_run
 
-from mm_ldlm.app.console import COMMANDS, COMMON, TRACE, commands, frame_of
+from mm_ldlm.app.console import COMMON, TRACE, commands, frame_of
+from mm_ldlm.app.requests import COMMANDS
 from mm_ldlm.extras.service.app import build
 from mm_ldlm.extras.service.batches import Batches
 from mm_ldlm.extras.service.requests import Limits, endpoints
 from mm_ldlm.inference import MMLDLM
+from mm_ldlm.objectives.capabilities import USES
 
 SMALL = Limits(max_rows=8, max_characters=100, max_bytes=4000, max_work=500, window=1.0)
 ENDPOINTS = endpoints(SMALL)
@@ -79,10 +82,11 @@ def frames_equal(found: list[dict[str, Any]], expected: list[dict[str, Any]]) ->
 
 
 def refused(answer: Any, status: int, *named: str) -> None:
-    """Check a refusal: a client's error whose message is a sentence with each of `named`."""
+    """Check a refusal: a client's error whose message is a sentence with each of `named`, without words of libraries."""
     assert answer.status_code == status, answer.text
     message = answer.json()["error"]["message"]
     assert len(message) >= 20
+    assert not re.search(r"valid (integer|string|number)|dictionary|instance|after validation|give the import", message)
     assert not [word for word in named if word not in message], message
 
 
@@ -186,13 +190,20 @@ MALFORMED = {
     "not JSON": ("/score", b"{texts", 400, "JSON"),
     "not UTF-8": ("/score", b'{"texts": "\xff"}', 400, "JSON"),
     "too deep": ("/score", b"[" * 3000, 400, "JSON"),
-    "no object": ("/score", b"[]", 400, "mapping"),
+    "no object": ("/score", b"[]", 400, "object"),
     "nothing": ("/score", b"", 400, "JSON"),
-    "missing": ("/score", b"{}", 400, "score.texts"),
+    "missing": ("/score", b"{}", 400, "texts"),
     "unknown": ("/score", b'{"texts": "w1", "drawz": 2}', 400, "draws"),
     "type": ("/score", b'{"texts": "w1", "draws": "many"}', 400, "integer"),
     "no rows": ("/score", b'{"texts": []}', 400, "at least 1"),
-    "blank": ("/score", b'{"texts": " "}', 400, "words"),
+    "blank": ("/score", b'{"texts": ["w1", " "]}', 400, "texts[1]"),
+    "item": ("/score", b'{"texts": ["w1", 5]}', 400, "texts[1]"),
+    "mixed": ("/invert", b'{"targets": ["w1", [1, 1, 1, 1, 1, 1]]}', 400, "targets"),
+    "lengths": ("/invert", b'{"targets": [[1, 2], [1]]}', 400, "one length"),
+    "search": ("/invert", b'{"targets": "w1", "search": 5}', 400, "keys with values"),
+    "other sampler": ("/generate", b'{"n": 1, "latent_sampler": "margin"}', 400, "latent_sampler"),
+    "ends": ("/interpolate", b'{"a": "w1", "b": ["w1", "w2"]}', 400, "b:"),
+    "no gap": ("/infill", b'{"texts": ["[MASK]", "w1"]}', 400, "texts[1]"),
     "surrogate": ("/score", b'{"texts": "\\ud800"}', 400, "JSON"),
     "NaN": ("/invert", b'{"targets": [[NaN, 1, 1, 1, 1, 1]]}', 400, "JSON"),
     "dimension": ("/invert", b'{"targets": [[1, 2]]}', 400, "dim 6"),
@@ -204,10 +215,11 @@ MALFORMED = {
     "characters": ("/score", json.dumps(LONG).encode(), 400, "at most 100"),
     "work": ("/invert", b'{"targets": ["w1"], "search": {"candidates": 30, "rounds": 30}}', 400, "900"),
     "bytes": ("/score", json.dumps({"texts": ["w1 " * 33] * 50}).encode(), 413, "4,000 bytes"),
-    "token ids": ("/v1/embeddings", b'{"input": [[1, 2]]}', 400, "string"),
+    "token ids": ("/v1/embeddings", b'{"input": [[1, 2]]}', 400, "input[0]"),
     "dimensions": ("/v1/embeddings", b'{"input": "w1", "dimensions": 3}', 400, "dimensions"),
     "model": ("/v1/embeddings", b'{"input": "w1", "model": "gpt"}', 400, "encoder"),
     "path": ("/nowhere", b"{}", 404, "/docs"),
+    "slash": ("/score/", b'{"texts": "w1"}', 404, "/docs"),
 }
 
 
@@ -290,8 +302,24 @@ def test_the_page_explains_every_option_of_every_command_that_is_a_request(clien
             assert (getattr(option, "help", None) or "").partition(" One of ")[0] in properties[option.name].get(
                 "description", ""
             )
+        assert all(each.get("description") for each in properties.values())
     page = client.get("/docs").text
     assert not re.findall(r"""(?:src|href)=["'](?:https?:)?//""", page)
+
+
+def test_the_examples_of_the_page_can_be_sent_as_they_are(write_dataset: Any, model: MMLDLM, tmp_path: Path) -> None:
+    texts = [f"w{i} w{i + 1}" for i in range(8)]
+    data = write_dataset(tmp_path, texts, ["train"] * 8, latents=model.encode(texts))
+    run = MMLDLM(replace(model.parts, dataset=data.directory), model.encoder)
+    with TestClient(build(run, Limits())) as client:
+        paths = client.get("/openapi.json").json()["paths"]
+        for path, operations in paths.items():
+            for method, about in operations.items():
+                content = about.get("requestBody", {}).get("content", {"application/json": {}})["application/json"]
+                answer = client.request(method, path, json=content.get("example"))
+                reason = run.capabilities.refusal(path[1:]) if path[1:] in USES else None
+                assert answer.status_code == (200 if reason is None else 400), (path, answer.text)
+                assert about["tags"]
 
 
 class Slow(BagEncoder):

@@ -97,7 +97,7 @@ class IngestionConfig:
 
     def input_files(self) -> Iterator[tuple[str, str]]:
         for place, source in enumerate(self.sources):
-            at = "" if self.path is not None and source.paths else f"sources.{place}."
+            at = "" if self.path is not None and source.paths else f"sources[{place}]."
             yield from ((f"{at}{key}", path) for key, path in source.files)
 
     def normalise(self, text: str) -> str:

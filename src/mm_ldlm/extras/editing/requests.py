@@ -57,9 +57,10 @@ def infill(
     model.capabilities.require("infill" if latents is None else "infill_given_latent")
     seed, mask = check(seed, Seed, name="seed"), check(mask, Mark, name="mask")
     listed = texts_of(texts)
-    if without := [text for text in listed if mask not in text]:
+    if without := [index for index, text in enumerate(listed) if mask not in text]:
         raise SamplingError(
-            f"infill: expected at least one {show(mask, 60)} in each text, found none in {show(without[0], 60)}."
+            f"texts[{without[0]}]: expected a text with a gap, {show(mask, 60)}, found "
+            f"{show(listed[without[0]], 60)}. Write the mark in place of a word."
         )
     marked = [with_masks(text, mask, model.tokenizer) for text in listed]
     templates, canvases = [template for template, _ in marked], [canvas for _, canvas in marked]
@@ -92,7 +93,8 @@ def edit(
     The number of tokens does not change. The tokens that are not rewritten stay verbatim.
 
     Args:
-        targets: raw latents, the path of a `.npy` file of them, or texts: one, or one for each source.
+        sources: texts of which a part is rewritten.
+        targets: raw latents or texts: one, or one for each source.
         strength: fraction of the tokens that are rewritten; 0 returns the source, 1 keeps only its length.
         which: tokens that are rewritten: least_likely (given the target latent, at four more model calls) or random.
         reembed: report the cosine of each text to its target, at one encoder call per text.
@@ -101,10 +103,10 @@ def edit(
     seed, reembed = check(seed, Seed, name="seed"), check(reembed, bool, name="reembed")
     strength, which = check(strength, Fraction, name="strength"), check(which, Which, name="which")
     listed, config = texts_of(sources, name="sources"), model.text_sampler(sampler, steps, temperature)
-    _, raw_nd = model.targets(targets)
+    _, raw_nd = model.targets(targets, name="targets")
     raw_nd = np.repeat(raw_nd, len(listed), axis=0) if len(raw_nd) == 1 else raw_nd
-    latents_nd = model.standardised(vectors_of(raw_nd, dim=model.dim, count=len(listed)))
-    ids = model.ids(listed, effect=KEPT)
+    latents_nd = model.standardised(vectors_of(raw_nd, dim=model.dim, name="targets", count=len(listed)))
+    ids = model.ids(listed, effect=KEPT, name="sources")
     canvases, calls = remask(model.writer, ids, latents_nd=latents_nd, strength=strength, which=which, seed=seed)
     written = model.writer.write(canvases, latents_nd=latents_nd, sampler=config, seed=seed)
     written = replace(written, model_calls=written.model_calls + calls)
@@ -175,7 +177,7 @@ def interpolate(
     `rows` of the result are the numbers of the pairs.
 
     Args:
-        a: first latents, the path of a `.npy` file of them, or texts.
+        a: first latents, or texts.
         b: last latents, one for each of `a`.
         steps: number of texts of each pair.
         path: way between the latents: slerp, along the great circle (and the norms linearly), or lerp, along the line
@@ -185,10 +187,12 @@ def interpolate(
     """
     model.capabilities.require("interpolate")
     steps, path = check(steps, Points, name="steps"), check(path, Curve, name="path")
-    sources_a, raw_a = model.targets(a)
-    sources_b, raw_b = model.targets(b)
+    sources_a, raw_a = model.targets(a, name="a")
+    sources_b, raw_b = model.targets(b, name="b")
     if len(raw_a) != len(raw_b):
-        raise SamplingError(f"interpolate: expected an end for each of {len(raw_a)} starts, found {len(raw_b)}.")
+        raise SamplingError(
+            f"b: expected {len(raw_a)} latents or texts, one for each of a, found {len(raw_b)}. Give as many."
+        )
     refuse_texts_beyond_memory(len(raw_a) * steps, tokens=model.max_length, numbers=model.dim)
     for ends_nd in (raw_a, raw_b):
         model.standardised(ends_nd)  # refuses ends whose norms exceed the arithmetic of the path

@@ -15,9 +15,9 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 from mlflow.types.schema import Array, ColSpec, DataType, ParamSchema, ParamSpec, Schema
 from packaging.requirements import Requirement
 
-from mm_ldlm.app.console import Items
+from mm_ldlm.app.requests import requests
 from mm_ldlm.core import MMLDLMError
-from mm_ldlm.extras.mlflow.requests import REQUEST, TEXT, VECTOR, answer, requests
+from mm_ldlm.extras.mlflow.requests import REQUEST, TEXT, VECTOR, answer, columns_of
 from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.inference.exporting import Source, export
 from mm_ldlm.inference.loading import kinds_of
@@ -66,12 +66,11 @@ def signature(source: Source) -> ModelSignature:
     model, objective = kinds_of(source.config)
     capabilities = objective.capabilities(model)
     first = next((name for name in requests() if name in capabilities), "embed")
-    types = {argument: kind for each in requests().values() for argument, kind in each.items()}
-    params = [ParamSpec(REQUEST, "string", first)]
+    every = [each for request in requests().values() for each in request.parameters]
+    types = {each.name: each.kind for each in every if not columns_of(each)}
     named = {int: "long", float: "double", bool: "boolean"}
-    params += [
-        ParamSpec(name, named.get(kind, "string"), None) for name, kind in types.items() if not isinstance(kind, Items)
-    ]
+    params = [ParamSpec(name, named.get(kind, "string"), None) for name, kind in types.items()]
+    params.insert(0, ParamSpec(REQUEST, "string", first))
     text, vector = ColSpec("string", TEXT, required=False), ColSpec(Array(DataType.double), VECTOR, required=False)
     return ModelSignature(inputs=Schema([text, vector]), params=ParamSchema(params))
 

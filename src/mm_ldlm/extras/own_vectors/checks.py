@@ -21,7 +21,7 @@ def problems(sections: Mapping[str, Any]) -> list[str]:
         else "Set encoder to {kind: precomputed, name: …, dim: …, normalised: …}, or remove the vectors of the source"
     )
     return [
-        f"parameter 'ingestion.sources.{place}': encoder.kind is '{encoder.kind}': expected {expected}, found "
+        f"parameter 'ingestion.sources[{place}]': encoder.kind is '{encoder.kind}': expected {expected}, found "
         f"'{source.label}'. {remedy}."
         for place, source in wrong
     ]

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -17,10 +18,23 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 from starlette.exceptions import HTTPException
 
-from mm_ldlm.core import EncoderError, MMLDLMError, config, mask, parse
+from mm_ldlm.core import ConfigurationError, EncoderError, MMLDLMError, bounded, config, mask, parse, show
 from mm_ldlm.extras.service.batches import MOST_JOBS, Batches
-from mm_ldlm.extras.service.requests import Endpoint, Limits, endpoints, rows_of
+from mm_ldlm.extras.service.requests import READS, TEXT, WRITES, Endpoint, Limits, endpoints, rows_of
 from mm_ldlm.inference import MMLDLM
+
+ABOUT = (
+    "Each request has a JSON object and answers with one, whose `rows` are the table of the answer. One text may stand "
+    "for a list of texts. No field is a path: where its help names a file or a folder, send texts or vectors."
+)
+OPENAI, OPERATION = "In the convention of OpenAI", "Operation"
+TAGS = [
+    {"name": WRITES, "description": "from embeddings, from noise, or from other texts"},
+    {"name": READS, "description": "embeddings, neighbours and likelihoods"},
+    {"name": OPENAI, "description": "for its clients"},
+    {"name": OPERATION, "description": "whether the service lives and is ready, and its metrics"},
+]
+SEE = "The page /docs explains the fields of each request."
 
 
 def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
@@ -52,21 +66,27 @@ def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
 
     locked = [] if key is None else [Depends(authorised)]
     app = FastAPIOffline(
-        title="MM-LDLM", redoc_url=None, lifespan=lifespan,
-        description=f"{model!r}\n\nNo field is a path: where its help names a file, send texts or vectors instead.",
+        title="MM-LDLM", version=version("mm-ldlm"), description=f"{model!r}\n\n{ABOUT}", openapi_tags=TAGS,
+        redoc_url=None, redirect_slashes=False, lifespan=lifespan,
         exception_handlers={MMLDLMError: explain, HTTPException: explain},
     )  # fmt: skip
     schemas: dict[str, Any] = {}
 
     @config
     class Embeddings:
-        input: rows_of(limits, texts=True, vectors=False)  # type: ignore[valid-type]
-        model: Literal["encoder", "model"] = "encoder"
-        encoding_format: Literal["float", "base64"] = "float"
-        dimensions: None = None
-        user: str | None = None
+        input: Annotated[
+            rows_of(limits, texts=True, vectors=False),  # type: ignore[valid-type]
+            bounded(description="Texts, each of which has an embedding."),
+        ]
+        model: Annotated[
+            Literal["encoder", "model"], bounded(description="The run's encoder, or its own model, as /embed.")
+        ] = "encoder"
+        encoding_format: Annotated[
+            Literal["float", "base64"], bounded(description="Numbers, or the bytes of float32 numbers in base64.")
+        ] = "float"
+        user: Annotated[str | None, bounded(description="Not used.")] = None
 
-    def add(path: str, body: type, help: str, respond: Callable[[Any], Awaitable[Any]]) -> None:
+    def add(path: str, body: type, respond: Callable[[Any], Awaitable[Any]], **about: Any) -> None:
         async def endpoint(request: Request) -> Response:
             try:
                 found = await respond(await body_of(request, limits.max_bytes))
@@ -77,16 +97,17 @@ def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
 
         schema = TypeAdapter(body).json_schema(ref_template="#/components/schemas/{model}")
         schemas.update(schema.pop("$defs", {}))
+        content = {"application/json": {"schema": schema, "example": about.pop("example")}}
         app.add_api_route(
-            path, endpoint, methods=["POST"], name=path[1:], description=help, dependencies=locked,
-            openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
+            path, endpoint, methods=["POST"], name=path[1:], dependencies=locked, **about,
+            openapi_extra={"requestBody": {"required": True, "content": content}},
         )  # fmt: skip
 
     async def tabulate(request: Endpoint, given: Any) -> Any:
         return {"rows": await batches.answer(request.job(given))}
 
     async def embed(given: Any) -> Any:
-        body = parse(Embeddings, given, at="embeddings")
+        body = parse(Embeddings, given, at="")
         request = requests["encode" if body.model == "encoder" else "embed"]
         vectors = [row["latent"] for row in await batches.answer(request.job({"texts": body.input}))]
         if body.encoding_format == "base64":
@@ -98,22 +119,29 @@ def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
         }  # fmt: skip
 
     for name, request in requests.items():
-        add(f"/{name}", request.body, request.help, partial(tabulate, request))
-    add("/v1/embeddings", Embeddings, "Embed texts by the run's encoder or by its model; OpenAI's convention.", embed)
+        add(
+            f"/{name}", request.body, partial(tabulate, request), description=request.help, example=request.example,
+            tags=[request.tag],
+        )  # fmt: skip
+    add(
+        "/v1/embeddings", Embeddings, embed, example={"input": [TEXT]}, tags=[OPENAI],
+        description="Embed texts by the run's encoder or by its model, in the convention of OpenAI.",
+    )  # fmt: skip
 
-    @app.get("/healthz")
+    @app.get("/healthz", tags=[OPERATION])
     async def live() -> str:
         """Report that the process answers."""
         return "ok"
 
-    @app.get("/readyz")
+    @app.get("/readyz", tags=[OPERATION])
     async def loaded() -> str:
         """Report that the run and its encoder are loaded."""
         if not app.state.loading.done():
             raise HTTPException(503, "expected a loaded encoder, which is still being loaded. Ask again soon.")
         return "ok"
 
-    Instrumentator(registry=registry, should_group_status_codes=False).instrument(app).expose(app, dependencies=locked)
+    meter = Instrumentator(registry=registry, should_group_status_codes=False).instrument(app)
+    meter.expose(app, dependencies=locked, tags=[OPERATION])
     app.openapi().setdefault("components", {})["schemas"] = schemas
     return app
 
@@ -122,16 +150,21 @@ async def body_of(request: Request, most: int) -> Any:
     """Read the JSON of a request of at most `most` bytes."""
     kind = request.headers.get("content-type", "no type")
     if "json" not in kind:  # a page of another site can send other types without permission
-        raise HTTPException(415, f"expected the header 'Content-Type: application/json', found {kind[:80]}.")
+        raise HTTPException(415, f"expected the header 'Content-Type: application/json', found {kind[:80]}. Send JSON.")
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > most:
             raise HTTPException(413, f"expected a body of at most {most:,} bytes, found more. Send less at once.")
     try:
-        return from_json(body, allow_inf_nan=False)
+        found = from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise HTTPException(400, f"expected JSON in UTF-8, found something else ({error}). Correct it.") from None
+    if not isinstance(found, dict):
+        raise HTTPException(
+            400, f"expected a JSON object with the fields of the request, found {show(found, 80)}. {SEE}"
+        )
+    return found
 
 
 async def explain(request: Request, error: Any) -> Response:
@@ -139,6 +172,10 @@ async def explain(request: Request, error: Any) -> Response:
     status = getattr(error, "status_code", 503 if isinstance(error, EncoderError) else 400)
     message = mask(str(getattr(error, "detail", error)))
     if status in (404, 405):
-        message = f"expected a request of the page /docs, found {request.method} {request.url.path} ({message})."
+        message = (
+            f"expected a path and a method of the page /docs, found {request.method} {request.url.path}. Correct it."
+        )
+    if isinstance(error, ConfigurationError):
+        message += f" {SEE}"
     content = {"error": {"message": message, "type": "invalid_request_error", "code": status}}
     return Response(to_json(content), status, getattr(error, "headers", None), "application/json")

@@ -4,13 +4,11 @@ The fields are the parameters of the request, read from its signature. Token ids
 may be a path on the command line is a list of texts or of vectors here.
 """
 
-import ast
-import inspect
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
-from mm_ldlm.app.console import COMMANDS, Items, help_of, registered, request_at, type_of
+from mm_ldlm.app.requests import COMMANDS, Request, registered, requests
 from mm_ldlm.core import (
     Bytes,
     NonNegativeFloat,
@@ -23,6 +21,10 @@ from mm_ldlm.core import (
     parse,
     to_dict,
 )
+
+TEXT = "The girl drew a horse in the garden."
+"""Text of the examples"""
+WRITES, READS = "Write texts", "Read texts and embeddings"
 
 
 @config
@@ -62,6 +64,10 @@ class Endpoint(NamedTuple):
     columns: Sequence[str]
     """Parameters with one item for each row, or the number of rows"""
     help: str
+    example: Mapping[str, Any]
+    """A body that can be sent"""
+    tag: str
+    """Group of the endpoint on the page of the service"""
     limits: Limits
 
     def job(self, given: Any) -> Job:
@@ -71,7 +77,7 @@ class Endpoint(NamedTuple):
             MMLDLMError: a value is missing, unknown, ill-typed, or beyond a limit.
         """
         name = self.function.__name__
-        values = vars(parse(self.body, given, at=name))
+        values = vars(parse(self.body, given, at=""))
         columns = {key: values[key] for key in self.columns if values[key] is not None}
         options = {key: value for key, value in values.items() if key not in columns}
         counts = {value if isinstance(value, int) else len(value) for value in columns.values()}
@@ -90,35 +96,32 @@ class Endpoint(NamedTuple):
 
 def endpoints(limits: Limits) -> dict[str, Endpoint]:
     """Make an endpoint for each registered command that is a request."""
-    paths = COMMANDS.external | COMMANDS.known
-    sources = {name: request_at(path) for name, path in paths.items()}
-    return {name: _endpoint(name, source, limits) for name, source in sources.items() if source is not None}
+    return {name: _endpoint(name, request, limits) for name, request in requests().items()}
 
 
-def _endpoint(name: str, source: ast.FunctionDef, limits: Limits) -> Endpoint:
-    function, (text, explained) = COMMANDS.load(name), help_of(source)
-    hints, parameters = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
-    columns, types = list[str](), dict[str, Any]()
-    for argument in (*source.args.args[1:], *source.args.kwonlyargs):
-        key, kind, hint = argument.arg, type_of(argument), hints[argument.arg]
-        if isinstance(kind, Items):
-            columns.append(key)
-            hint = rows_of(limits, texts=kind.texts, vectors=kind.vectors)
-        elif kind is int and not columns:  # a number of rows
-            columns.append(key)
+def _endpoint(name: str, request: Request, limits: Limits) -> Endpoint:
+    function, columns, types = COMMANDS.load(name), list[str](), dict[str, Any]()
+    hints = get_type_hints(function, include_extras=True)
+    for each in request.parameters:
+        hint = hints[each.name]
+        if each.texts or each.vectors:
+            columns.append(each.name)
+            hint = rows_of(limits, texts=each.texts, vectors=each.vectors)
+        elif each.kind is int and not columns:  # a number of rows
+            columns.append(each.name)
             hint = Annotated[hint, bounded(ge=1, le=limits.max_rows)]
         elif Any in (hint, *get_args(hint)[:1]):
             hint = Kind
-        elif kind is int and key != "seed":
+        elif each.kind is int and each.name != "seed":
             hint = Annotated[hint, bounded(ge=1, le=limits.max_work)]
-        if kind is not None:  # token ids
-            hint = hint if parameters[key].default is not None else hint | None
-            types[key] = Annotated[hint, bounded(description=explained.get(key))]
-    defaults = {
-        key: each.default for key, each in parameters.items() if key in types and each.default is not each.empty
-    }
+        hint = hint if each.required or each.default is not None else hint | None
+        types[each.name] = Annotated[hint, bounded(description=each.help)]
+    defaults = {each.name: each.default for each in request.parameters if not each.required}
     body: Any = type(name.title(), (), {"__annotations__": types, "__module__": __name__, **defaults})
-    return Endpoint(function, config(body), columns, text, limits)
+    text = TEXT.replace("horse", defaults.get("mask", "horse"))
+    example = {each.name: [text] if each.texts else 3 for each in request.parameters if each.required}
+    tag = WRITES if request.returns == "Texts" else READS
+    return Endpoint(function, config(body), columns, request.help, example, tag, limits)
 
 
 def rows_of(limits: Limits, *, texts: bool, vectors: bool) -> Any:

@@ -71,22 +71,22 @@ def classify(
     """Assign each text, latent or pair of texts to a class; the run was trained for one of the three.
 
     Args:
-        items: texts; for a classifier of latents also raw latents or a `.npy` file, and the encoder embeds texts first.
+        items: texts; for a classifier of latents also raw latents, and the encoder embeds texts first.
         second: second text of each pair, for a run that compares pairs.
     """
     model.capabilities.require("classify")
     too_long = check(too_long, TooLong, name="too_long")
     _refuse_second(model, given=second is not None)
     if cast(Any, model.model).classifies == "latents":
-        sources, raw_nd = model.targets(items, written=False, too_long=too_long)
+        sources, raw_nd = model.targets(items, name="items", written=False, too_long=too_long)
         return classify_latents(model, raw_nd, sources)
-    texts, others = texts_of(items), None
+    texts, others = texts_of(items, name="items"), None
     if second is not None:
         seconds = texts_of(second, name="second")
         if len(seconds) != len(texts):
             raise SamplingError(f"classify: expected one second text for each of {len(texts)}, found {len(seconds)}.")
-        others = model.ids(seconds, too_long=too_long)
-    return classify_tokens(model, model.ids(texts, too_long=too_long), texts, second=others)
+        others = model.ids(seconds, too_long=too_long, name="second")
+    return classify_tokens(model, model.ids(texts, too_long=too_long, name="items"), texts, second=others)
 
 
 def classify_tokens(

@@ -30,7 +30,7 @@ class T2lConfig:
 
     def input_files(self) -> Iterator[tuple[str, str]]:
         """Yield the key and the path of each file."""
-        yield from ((f"files.{place}", file) for place, file in enumerate(self.files))
+        yield from ((f"files[{place}]", file) for place, file in enumerate(self.files))
 
 
 @config

@@ -109,7 +109,7 @@ def problems(sections: Mapping[str, Any]) -> list[str]:
         if reason is None and not task.has_input:
             reason = f"it has no input: set {' or '.join(task.inputs)}."
         if reason is not None and chosen is not None:
-            found[f"sampling.tasks.{chosen.index(name)}"] = (
+            found[f"sampling.tasks[{chosen.index(name)}]"] = (
                 f"'{name}' is listed, but {reason} Remove the task, or set sampling.tasks to null, which stands for "
                 "every task that the run supports."
             )
