@@ -142,7 +142,7 @@ def test_loading_answers_or_refuses(option: str, run_folder: Path) -> None:
     ({"steps": 10_001}, ["steps", 10_001]), ({"samples": True}, ["samples", True]), ({"keep": "bets"}, ["keep", "bets", "best"]),
     ({"length": "longest"}, ["length", "longest"]), ({"length": 13}, [13, 12]), ({"reembed": "yes"}, ["reembed", "yes"]),
     ({"sampler": "confidnece"}, ["confidnece", "confidence"]), ({"search": {"candidates": 0}}, ["search.candidates", 0]),
-    ({"targets": np.ones((2, 5))}, [DIM, (2, 5)]), ({"targets": ["w1", ""]}, ["texts[1]"]),
+    ({"targets": np.ones((2, 5))}, [DIM, (2, 5)]), ({"targets": ["w1", ""]}, ["targets[1]"]),
     ({"targets": np.full((3, DIM), np.inf)}, [3]), ({"targets": LATENTS * 1e7}, [4]), ({"targets": b"w1"}, ["bytes"]),
 ])  # fmt: skip
 def test_a_refusal_names_the_argument_and_the_value(

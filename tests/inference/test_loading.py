@@ -83,6 +83,12 @@ def test_a_damaged_run_is_refused_by_its_path(damage: str, run_folder: Path) -> 
     assert "run-1" in str(raised.value) or "model" in str(raised.value)
 
 
+def test_a_component_that_is_not_installed_is_named_with_the_packages_of_the_run(run_folder: Path) -> None:
+    change(run_folder, objective={"process": {"kind": "tilted"}}, versions={"tilted-process": "1.0"})
+    with pytest.raises(CheckpointError, match=r"'tilted'.*'tilted-process': '1.0'"):
+        MMLDLM.from_run(run_folder)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in TEXT_PROCESSES if kind != "absorbing"])
 def test_weights_mean_something_only_to_the_process_that_they_were_trained_under(kind: str, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run-1", model=DIT, objective=TEXT)

@@ -121,7 +121,7 @@ def test_pitfall_42_a_text_that_is_too_long_is_refused_or_truncated_on_request(m
     encoder = Short()
     short = make(encoder=encoder)
     for call in (short.encode, short.invert, lambda texts: short.neighbours(texts, LATENTS, k=1)):
-        with refuses(SamplingError, "13", "5", "texts[1]", "1 of 2"):
+        with refuses(SamplingError, "13", "5", "[1]", "1 of 2"):
             call(["w1", long])
     assert encoder.calls == 0
     assert short.encode(["w1", long], too_long="truncate").shape == (2, DIM)

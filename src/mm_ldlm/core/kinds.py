@@ -11,7 +11,7 @@ import inspect
 import pkgutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import distributions
+from importlib.metadata import EntryPoint, distributions
 from typing import Any, Protocol
 
 from mm_ldlm.core.errors import ConfigurationError, MMLDLMError
@@ -38,14 +38,14 @@ def contributed(group: str) -> dict[str, str]:
 
 
 @functools.cache
-def registered() -> dict[str, dict[str, str]]:
-    """Collect what other packages register: group → name → "module:Name". The installed packages are read once."""
-    found: dict[str, dict[str, str]] = {}
+def registered() -> dict[str, dict[str, EntryPoint]]:
+    """Collect what other packages register: group → name → entry point. The installed packages are read once."""
+    found: dict[str, dict[str, EntryPoint]] = {}
     for distribution in distributions():
         try:
             for point in distribution.entry_points:
                 if point.group.startswith("mm_ldlm."):
-                    found.setdefault(point.group.removeprefix("mm_ldlm."), {})[point.name] = point.value
+                    found.setdefault(point.group.removeprefix("mm_ldlm."), {})[point.name] = point
         except Exception:  # a damaged entry_points.txt, of any installed package
             continue
     return found
@@ -76,7 +76,7 @@ class Registry:
     @property
     def external(self) -> dict[str, str]:
         """The same for the components that other packages registered."""
-        return registered().get(self.group, {})
+        return {name: point.value for name, point in registered().get(self.group, {}).items()}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.known | self.external)

@@ -341,14 +341,13 @@ def _explain(error: Any, given: Any, *, at: str, what: str = "parameter '{}'") -
     for item in error.errors(include_url=False):
         if item["type"] in _MISNAMED and len(item["loc"]) == 1:
             continue
-        path, value = at, given
+        path, value, first = at, given, None
         for part in item["loc"]:
             inside = part in value if isinstance(value, Mapping) else isinstance(part, int) and part < len(value)
             if inside:  # otherwise the name of an alternative of a union
-                path, value = path_of(path, part), value[part]
+                path, value, first = path_of(path, part), value[part], part if first is None else first
         if item["loc"][-1:] == ("[key]",):
             value = item["loc"][-2]
-        first = item["loc"][0] if item["loc"] else None
         if len(path) > len(found.setdefault(first, (path, value, []))[0]):  # the alternative that fits best
             found[first] = (path, value, [])
         if found[first][0] == path:

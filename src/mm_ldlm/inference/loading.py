@@ -166,14 +166,19 @@ def run_config(path: Path, checkpoint: Path) -> dict[str, Any]:
     """Read the config.json of a run, with its shape as a DataShape.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: there is none, it is damaged, or it names a component that is not installed.
     """
     config = config_of(path, *checkpoint.parents[:2])
     try:
         shape = parse(DataShape, config["shape"], at="shape")
         fingerprints = check(config.get("fingerprints", {}), dict[str, str], name="fingerprints")
+        kinds_of(config)
     except MMLDLMError as error:
-        raise CheckpointError(f"{path}: config.json: {error} Restore it, or choose another run.") from None
+        made = show(config.get("versions", {}), 200)
+        raise CheckpointError(
+            f"{path}: config.json: {error} Restore it, install the packages that the run was made with ({made}), or "
+            "choose another run."
+        ) from None
     return {**config, "shape": shape, "fingerprints": fingerprints}
 
 

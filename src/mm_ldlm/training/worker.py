@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import mm_ldlm
-from mm_ldlm.core import MMLDLMError, WorkerFailed
+from mm_ldlm.core import MMLDLMError, WorkerFailed, registered
 from mm_ldlm.core.files import remove_temporaries, write_json, write_problem
 from mm_ldlm.distributed import collectives, failure
 from mm_ldlm.distributed.process import Process, joined
@@ -120,6 +120,8 @@ def _open_folder(directory: Path, spec: TrainingSpec, process: Process) -> Track
     for place in (directory, directory / CHECKPOINTS):
         remove_temporaries(place)
     versions = {"mm_ldlm": mm_ldlm.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    others = [point.dist for points in registered().values() for point in points.values() if point.dist is not None]
+    versions |= {each.name: each.version for each in others}
     write_json(directory / CONFIG, {**spec.to_dict(), "versions": versions})
     return Tracker(directory / LOG)
 

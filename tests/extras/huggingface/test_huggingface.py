@@ -133,15 +133,22 @@ def refused(copy: Path, named: str) -> None:
         assert not re.search("older one|Train the run", str(raised.value))
 
 
-@pytest.mark.parametrize("file", ["COMPLETE", "config.json", "model.safetensors", "tokenizer/tokenizer.json"])
-def test_a_folder_without_one_of_its_files_is_not_loaded(file: str, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "files", ["COMPLETE", "config.json", "model.safetensors", "tokenizer/tokenizer.json", "COMPLETE model.safetensors"]
+)
+def test_a_folder_without_some_of_its_files_is_not_loaded(files: str, folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
-    (copy / file).unlink()
-    refused(copy, Path(file).name)
+    for file in files.split():
+        (copy / file).unlink()
+    refused(copy, Path(files.split()[0]).name)
 
 
-@pytest.mark.parametrize("file", ["x.py", "encoder/pytorch_model.bin", "tokenizer/merges.txt", "README.md/x.py"])
-@pytest.mark.parametrize("link", [False, True])
+ADDED = ("x.py", "encoder/pytorch_model.bin", "tokenizer/merges.txt", "README.md/x.py")
+
+
+@pytest.mark.parametrize(
+    ("file", "link"), [*((file, link) for file in ADDED for link in (False, True)), ("README.md", True)]
+)
 def test_only_the_card_and_files_of_downloads_may_be_added(file: str, link: bool, folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
     (copy / "README.md").unlink()

@@ -40,7 +40,7 @@
     if (asks.get(out) !== number) return;
     out.replaceChildren(...children);
     out.setAttribute("aria-busy", "false");
-    if (out.matches("[aria-live]")) out.scrollIntoView({ block: "nearest" });
+    if (out.matches("[aria-live]") || out.querySelector(".problem")) out.scrollIntoView({ block: "nearest" });
   };
 
   const told = (text, seconds) => make("p", { className: "fine", text: [text.cosine === null ? "" : `cosine to the embedding ${text.cosine.toFixed(4)}`, `model calls: ${text.calls}`, `${seconds.toFixed(2)} s`].filter(Boolean).join(" · ") });
@@ -109,6 +109,7 @@
     async infill(body) { return written(await post("infill", body)); },
 
     async neighbours(body) {
+      await draw(body.run);
       const found = await post("neighbours", body);
       await draw(body.run, { ...found, text: body.texts[0] });
       const lines = found.neighbours.map(([text, cosine], place) => make("li", {}, make("small", { text: place + 1 }), make("span", { text }), make("small", { text: cosine.toFixed(3) })));
@@ -172,6 +173,7 @@
     form.elements.run?.addEventListener("change", () => fill(form));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
+      form.dataset.asked = "yes";
       if (form.id === "both" || form.closest(".side")) return compare();
       const out = form.parentElement.querySelector(".out");
       show(out, form.querySelectorAll("button"), () => shown[form.dataset.ask](asked(form), form));
@@ -190,7 +192,13 @@
   const strength = document.querySelector("[name=strength]");
   strength.addEventListener("input", () => { strength.closest("label").querySelector("output").textContent = strength.value; });
   strength.addEventListener("change", () => strength.form.requestSubmit());
-  document.getElementById("tab-map").addEventListener("click", () => draw.again ?? draw(0).catch((error) => show(document.querySelector("#map .out"), [], async () => { throw error; })));
+  // a tab that is opened for the first time answers its example, unless the run cannot
+  const open = (name) => {
+    const panel = document.getElementById(name), form = panel.querySelector("form");
+    if (!form.dataset.asked && !panel.querySelector(".refused")) form.requestSubmit();
+  };
+  for (const tab of document.querySelectorAll("[data-tab]")) tab.addEventListener("click", () => open(tab.dataset.tab));
+  open("write");
   document.querySelector(".tabs").addEventListener("keydown", (event) => {
     const tabs = [...event.currentTarget.querySelectorAll("button")], to = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!to) return;

@@ -103,8 +103,10 @@ class Explorer:
 
     def about(self, name: str, model: MMLDLM) -> dict[str, Any]:
         """Describe a run for the page, and load its encoder."""
-        refused = {request: model.capabilities.refusal(use) for request, use in USES.items()}
-        if "l2t" in model.capabilities and model.no_encoder is None:
+        absent = model.no_encoder and f"The page embeds sentences by the encoder of the run, but {model.no_encoder}"
+        needed = {request: None if request == "infill" else absent for request in USES}
+        refused = {request: model.capabilities.refusal(use) or needed[request] for request, use in USES.items()}
+        if "l2t" in model.capabilities and not absent:
             model.encode(["a"])
         texts: tuple[str, ...] = ()
         with suppress(MMLDLMError):  # the dataset was removed

@@ -144,7 +144,8 @@ def check(path: Path) -> Marker:
     for file in path.rglob("*"):
         inner = file.relative_to(path)
         if exported:
-            known = str(inner) in _BESIDE or inner.parts[0] in _TOOLS or inner.name == VERIFIED
+            beside = str(inner) in _BESIDE and (not file.is_symlink() or path.parent.name == "snapshots")
+            known = beside or inner.parts[0] in _TOOLS or inner.name == VERIFIED
             read = not known and (file.is_symlink() or not file.is_dir())
         else:
             read = file.suffix in _READ
@@ -161,8 +162,8 @@ def _file(path: Path, name: str) -> Path:
 
 
 def is_exported(path: Path) -> bool:
-    """Return whether a folder is an exported run, complete or not: it has weights next to a config.json."""
-    return (path / CONFIG).exists() and (path / "model.safetensors").exists()
+    """Return whether a folder is an exported run, complete or not: it has a config.json and no checkpoints."""
+    return (path / CONFIG).exists() and not (path / CHECKPOINTS).exists()
 
 
 def _remedy(path: Path) -> str:
