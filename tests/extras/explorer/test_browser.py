@@ -70,8 +70,10 @@ def page() -> Iterator[Any]:
 def test_a_sentence_is_typed_written_played_and_changed(page: Any, address: str, model: MMLDLM) -> None:
     expected, between = model.invert([SENTENCE]), model.interpolate([SENTENCE], ["w5 w6"], steps=11)
     page.goto(address)
+    page.wait_for_selector("#write .answer")  # of the example
     page.fill("#write [name=text]", SENTENCE)
     page.press("#write [name=text]", "Enter")
+    page.wait_for_selector("#write .out[aria-busy=false]")
     assert page.inner_text("#write .answer") == expected.texts[0]
     player, last = page.locator("#write .player").first, len(expected.texts[0].split())
     state = player.locator("output")
@@ -90,6 +92,7 @@ def test_a_sentence_is_typed_written_played_and_changed(page: Any, address: str,
     page.fill("#between [name=text]", SENTENCE)
     page.fill("#between [name=toward]", "w5 w6")
     page.click("#between .go")
+    page.wait_for_selector("#between .out[aria-busy=false]")
     page.locator(".slide").press("End")
     assert page.inner_text("#between .answer") == between.texts[-1]
     page.fill("#between [name=toward]", " ")
