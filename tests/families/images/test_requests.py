@@ -75,7 +75,7 @@ def test_samples_do_not_depend_on_the_batches_but_on_the_seed(kind: str) -> None
         (lambda m: m.images.caption(np.full((1, *SIZE), 255.0)), "255"),
         (lambda m: m.images.caption(np.full((1, *SIZE), np.nan)), "nan"),
         (lambda m: m.images.caption(np.full((1, *SIZE), -0.01)), "-0.01"),
-        (lambda m: m.images.caption("a picture"), "str"),
+        (lambda m: m.images.caption("a picture"), "a picture"),
         (lambda m: m.images.caption(PIXELS, length="longest"), "longest"),
         (lambda m: m.images.caption(PIXELS, sampler="ddim"), "ddim"),
         (lambda m: m.images.generate(1, length=7), "7"),
