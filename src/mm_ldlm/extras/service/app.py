@@ -99,7 +99,7 @@ def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
         schemas.update(schema.pop("$defs", {}))
         content = {"application/json": {"schema": schema, "example": about.pop("example")}}
         app.add_api_route(
-            path, endpoint, methods=["POST"], name=path[1:], dependencies=locked, **about,
+            path, endpoint, methods=["POST"], summary=about["description"].split("\n")[0], dependencies=locked, **about,
             openapi_extra={"requestBody": {"required": True, "content": content}},
         )  # fmt: skip
 
