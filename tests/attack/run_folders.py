@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -51,6 +52,10 @@ def run(parameters: dict[str, Any], folder: Path, pristine: list[str]) -> str:
     directory = runs / material.run_name()
     checkpoint = max((directory / "checkpoints").glob("step-*"))
     names = {path.name for path in checkpoint.iterdir()}
+    if use == "runs":  # an earlier run next to it
+        shutil.copytree(directory, runs / "earlier")
+        for path in (runs / "earlier" / "checkpoints").iterdir():
+            os.utime(path, (1, 1))
     detectable = damage(directory, checkpoint, how, draw)
     if use == "resume":
         return resume(runs, directory, how)
@@ -59,6 +64,8 @@ def run(parameters: dict[str, Any], folder: Path, pristine: list[str]) -> str:
     found = written(model)
     if use == "load" and model.parts.checkpoint.name != checkpoint.name and how != "pointer":
         raise Wrong("older checkpoint", f"after {how}, latest was {model.parts.checkpoint.name} without an error")
+    if use == "runs" and directory not in model.parts.checkpoint.parents and how != "pointer":
+        raise Wrong("older run", f"after {how}, the newest run was {model.parts.checkpoint.parents[1].name}")
     same = names == {path.name for path in model.parts.checkpoint.iterdir()}
     if found != pristine and detectable and same and use not in ("runs", "step"):
         raise Wrong("silent change", f"after {how}, the run writes {found} instead of {pristine}")

@@ -1,6 +1,7 @@
 """Files of texts, and the runs below a folder."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ def test_the_newest_run_below_a_folder_is_found(tmp_path: Path, caplog: pytest.L
     ]
     for number, place in enumerate(places):
         write_run(place)
-        for marker in place.glob("checkpoints/*/COMPLETE"):
-            os.utime(marker, (number, number))
+        for written in place.glob("checkpoints/*"):
+            os.utime(written, (number, number))
     for folder, expected in (
         (tmp_path / "data", 2),
         (places[0].parent, 1),
@@ -52,3 +53,26 @@ def test_the_newest_run_below_a_folder_is_found(tmp_path: Path, caplog: pytest.L
     for missing in ("nowhere", None, 3):
         with pytest.raises(CheckpointError, match="no such run folder"):
             newest_run(missing)
+
+
+DAMAGES: dict[str, Any] = {
+    "no marker": lambda path: (path / "COMPLETE").unlink(),
+    "renamed": lambda path: path.rename(path.with_name("mine")),
+    "removed": shutil.rmtree,
+    "no pointer": lambda path: (path.with_name("latest").unlink(), (path / "COMPLETE").unlink()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_pitfall_38_the_newest_run_is_refused_if_its_checkpoint_is_not_whole(damage: str, tmp_path: Path) -> None:
+    """A run that was begun earlier and written last is the newest one, and an older one never takes its place."""
+    times = {"older": (5, 6), "newest": (1, 9)}
+    for name, (begun, ended) in times.items():
+        checkpoint = write_run(tmp_path / "runs" / name) / "checkpoints/step-00000003"
+        (checkpoint.parent / "step-00000001").mkdir()
+        for entry, seconds in (("step-00000001", begun), (checkpoint.name, ended), ("latest", ended)):
+            os.utime(checkpoint.parent / entry, (seconds, seconds))
+    assert newest_run(tmp_path / "runs").name == "newest"
+    DAMAGES[damage](checkpoint)
+    with pytest.raises(CheckpointError, match=r"newest.*step-00000003"):
+        MMLDLM.from_run(tmp_path / "runs", device="cpu")

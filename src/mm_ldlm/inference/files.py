@@ -51,7 +51,8 @@ def read_array(path: str | Path, *, name: str = "") -> npt.NDArray[Any]:
 def newest_run(path: Any) -> Path:
     """Return the path of a run, or the newest run below a folder of runs or of data: the one that was written last.
 
-    A warning names the run that was chosen among several.
+    A warning names the run that was chosen among several. Whether its checkpoint is complete is not judged here: an
+    older run is never taken in its place.
 
     Raises:
         CheckpointError: there is no such folder.
@@ -66,10 +67,10 @@ def newest_run(path: Any) -> Path:
     if (path / MARKER).is_file() or (path / CHECKPOINTS).is_dir():
         return path
     places = ("*", "06_models/runs/*", "*/06_models/runs/*", "*/*/06_models/runs/*")
-    markers = [marker for place in places for marker in path.glob(f"{place}/{CHECKPOINTS}/*/{MARKER}")]
-    runs = {marker.parents[2]: marker for marker in sorted(markers, key=lambda each: (each.stat().st_mtime_ns, each))}
-    *others, newest = runs or [path]
+    names = [f"{place}/{CHECKPOINTS}/{name}" for place in places for name in ("latest", "step-*")]
+    written = [(each.lstat().st_mtime_ns, each) for name in names for each in path.glob(name)]
+    newest, *others = dict.fromkeys(each.parents[1] for _, each in sorted(written, reverse=True)) or [path]
     if others:
-        shown = ", ".join(map(str, others[-3:]))
-        log.warning("run %s is the newest of %d in %s; give another by its folder: %s", newest, len(runs), path, shown)
+        count, shown = len(others) + 1, ", ".join(map(str, others[:3]))
+        log.warning("run %s is the newest of %d in %s; give another by its folder: %s", newest, count, path, shown)
     return newest
