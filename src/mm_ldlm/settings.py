@@ -18,6 +18,7 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from mm_ldlm.app.config_loader import LayeredConfigLoader
+from mm_ldlm.app.datasets import Catalog
 from mm_ldlm.app.hooks import ProjectHooks
 from mm_ldlm.core import Registry
 from mm_ldlm.training.checkpoints.reference import results_of, runs_of
@@ -25,6 +26,8 @@ from mm_ldlm.training.checkpoints.reference import results_of, runs_of
 _CONTRIBUTED = Registry("group of hooks", {}, group="hooks")
 # Kedro calls the last ones first: the parameters are checked before anything else happens.
 HOOKS = (*(_CONTRIBUTED.load(name)() for name in reversed([*_CONTRIBUTED])), ProjectHooks())
+
+DATA_CATALOG_CLASS = Catalog
 
 # An environment may have several layers (--env=tatoeba+mdlm). Kedro's default merge replaces whole top-level keys; the
 # soft merge of parameters and globals changes only the keys that a layer sets (docs/configuration.md).

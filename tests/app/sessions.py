@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from kedro.framework.hooks.manager import _create_hook_manager
-from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline
 from kedro.runner import SequentialRunner
 from tests.environments import CONF, configured, parameters
 
 from mm_ldlm.app.config_loader import LayeredConfigLoader, merge
+from mm_ldlm.app.datasets import Catalog
 from mm_ldlm.app.hooks import ProjectHooks
 from mm_ldlm.extras.mlflow.hooks import TrackingHooks
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
@@ -39,8 +39,8 @@ class Session:
             self.manager.register(hooks)
         self.manager.hook.after_context_created(context=SimpleNamespace(project_path=root))
 
-    def run(self, pipeline: Pipeline) -> DataCatalog:
-        catalog = DataCatalog.from_config(self.entries)
+    def run(self, pipeline: Pipeline) -> Catalog:
+        catalog = Catalog.from_config(self.entries)
         catalog["parameters"] = self.parameters
         for name, value in self.parameters.items():
             catalog[f"params:{name}"] = value

@@ -1,5 +1,6 @@
 """Hooks of every run: what the nodes receive, what is refused before the first one, and what remains afterwards."""
 
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from kedro.io import DatasetError
 from kedro.pipeline import Pipeline, node
 from tests.app.sessions import Session
 
+from mm_ldlm.app.datasets import Catalog
 from mm_ldlm.app.parameters import SECTIONS
 from mm_ldlm.core import ConfigurationError, StoreError, purposeful
 from mm_ldlm.core.locks import take
@@ -59,6 +61,10 @@ def test_a_pipe_in_the_place_of_an_artifact_is_never_opened(tmp_path: Path, name
         with pytest.raises((StoreError, DatasetError)) as raised:
             Session(tmp_path).run(pipeline)
         assert "pipe" in str(purposeful(raised.value))
+    catalog = Catalog.from_config(session.entries)  # as in a notebook
+    for use in (catalog.load, catalog.exists, functools.partial(catalog.save, data={})):
+        with pytest.raises(StoreError, match="pipe"):
+            use(name)
 
 
 @pytest.mark.parametrize("content", [b"[]", b"{", b"\xff", b"3", b'{"validation": "long"}', b'{"a":' * 10**4])

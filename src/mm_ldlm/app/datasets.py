@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import AbstractDataset, DataCatalog, DatasetError
 from kedro_datasets._typing import JSONPreview, PlotlyPreview, TablePreview
 from kedro_datasets.json import JSONDataset
 from kedro_datasets.pandas import ParquetDataset
 from kedro_datasets.partitions import PartitionedDataset
 
 from mm_ldlm.core import import_object
-from mm_ldlm.core.files import InputFile, new_directory, write_bytes, write_text
+from mm_ldlm.core.files import InputFile, new_directory, refuse_other, write_bytes, write_text
 from mm_ldlm.data.dataset import Dataset, commit
 from mm_ldlm.data.store import NOT_NEEDED, Manifest, NotNeeded, ShardStore
 from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, weights_in
@@ -34,6 +34,24 @@ HOLDS = {"mapping": dict, "list": list, "numbers": dict[str, float]}
 """What a JSON file of the catalog may hold"""
 PREVIEW_ROWS = 20
 _NUMBERS = 8
+
+
+class Catalog(DataCatalog):
+    """Kedro's catalog, of which an entry with a pipe, a device or a folder in the place of its file is never opened: it
+    would wait for ever, in a run as in a notebook.
+    """
+
+    def get(self, *arguments: Any, **options: Any) -> AbstractDataset[Any, Any] | None:
+        """Return an entry, with which Kedro loads, saves and previews.
+
+        Raises:
+            StoreError: something other than a file is in the place of its file.
+        """
+        found = super().get(*arguments, **options)
+        if (path := getattr(found, "_filepath", None)) is not None:
+            refuse_other(str(path))
+        return found
+
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
@@ -223,7 +241,7 @@ class _MarkedFolder(_AtPath):
 
     def preview(self) -> JSONPreview:
         """Show the marker in kedro-viz, with long lists shortened."""
-        found = json.loads(self._marker.read_bytes())
+        found = InputFile(self._marker, remedy="Run the pipeline that writes it again.").json()
         if isinstance(found, dict):
             found = {name: _short(each) if isinstance(each, list) else each for name, each in found.items()}
         return JSONPreview(json.dumps(found))

@@ -17,7 +17,7 @@ from mm_ldlm.app.locks import FOLDERS, lock_folders
 from mm_ldlm.app.parameters import SECTIONS, check_machine, check_parameters
 from mm_ldlm.app.progress import Follower, ProgressSink, follower_of
 from mm_ldlm.core import ConfigurationError
-from mm_ldlm.core.files import refuse_other, remove_temporaries
+from mm_ldlm.core.files import remove_temporaries
 from mm_ldlm.data.features import from_encoder
 from mm_ldlm.distributed.environment import hosts
 from mm_ldlm.distributed.launch import check_number, with_environment
@@ -156,7 +156,6 @@ class ProjectHooks:
     @hook_impl
     def before_dataset_loaded(self, dataset_name: str, node: Node) -> None:
         self.loading = dataset_name
-        self._refuse_other(dataset_name)
         self._count(node)
         if dataset_name == TIMINGS:
             self._save_timings(node)
@@ -193,19 +192,10 @@ class ProjectHooks:
             self._follower = None
 
     @hook_impl
-    def before_dataset_saved(self, dataset_name: str) -> None:
-        self._refuse_other(dataset_name)
-
-    @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any, node: Node) -> None:
         self._count(node)
         if dataset_name == "preparation_report" and self._splits:
             refuse_empty_splits(data["splits"], read=self._splits)
-
-    def _refuse_other(self, dataset_name: str) -> None:
-        """Refuse a pipe, a device or a folder in the place of a file, which a run would wait for."""
-        if (path := self._path_of(dataset_name)) is not None:
-            refuse_other(path)
 
     def _path_of(self, dataset_name: str) -> Path | None:
         path = getattr(self._catalog.get(dataset_name), "_filepath", None)
