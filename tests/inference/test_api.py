@@ -208,10 +208,15 @@ def test_the_defaults_of_torch_change_no_result(default: str, run_folder: Path, 
         same(one, other, exactly=True)
 
 
-def test_a_process_that_is_forked_after_a_request_computes(text_model: MMLDLM) -> None:
-    """The threads of OpenMP do not survive a fork; a parallel region of the new process would wait for them for ever."""
+@pytest.mark.parametrize("own", [None, 2])
+def test_a_process_that_is_forked_after_a_request_computes(text_model: MMLDLM, own: int | None) -> None:
+    """The threads of OpenMP do not survive a fork; a parallel region of the new process would wait for them for ever,
+    also if it sets a number of threads itself.
+    """
 
     def again(expected: Any) -> None:
+        if own is not None:
+            torch.set_num_threads(own)
         np.testing.assert_allclose(text_model.score(texts, draws=2).nll, expected, rtol=1e-4)
 
     texts, before = ["w1 w2 w3 w4 w5 w6 w7 w8"] * 300, torch.get_num_threads()

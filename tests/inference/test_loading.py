@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+from tests.attack.run_folders import sign
 from tests.inference.runs import DIT, TEXT, BagEncoder, write_run
 
 from mm_ldlm import MMLDLM
@@ -62,9 +64,18 @@ def _flip(run: Path) -> None:
     (run / STEP / "ema.safetensors").write_bytes(bytes(data))
 
 
+def _poison(run: Path) -> None:
+    """Leave one weight that is NaN, as if the training had written it."""
+    tensors = load_file(run / STEP / "ema.safetensors")
+    next(iter(tensors.values())).flat[0] = np.nan
+    save_file(tensors, run / STEP / "ema.safetensors")
+    sign(run / STEP)
+
+
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "renamed": lambda run: run.rename(run.with_name("run-2")), "no marker": lambda run: (run / STEP / "COMPLETE").unlink(),
     "no config": lambda run: (run / "config.json").unlink(), "cut config": _cut("config.json"), "a flipped bit": _flip,
+    "a weight of NaN": _poison,
     "cut weights": _cut(f"{STEP}/ema.safetensors"), "cut normaliser": _cut(f"{STEP}/normaliser/normaliser.json"),
     "no tokenizer": lambda run: shutil.rmtree(run / STEP / "tokenizer"),
     "deep config": lambda run: (run / "config.json").write_text("[" * 10**5),

@@ -71,6 +71,15 @@ def test_pitfall_39_everything_that_is_restored_is_tested(
 HOSTILE: dict[str, tuple[str, Callable[[Any], None]]] = {
     "a moment lacks": ("optimizer.safetensors", lambda t: t.pop(next(k for k in t if k.endswith("exp_avg")))),
     "a moment of another shape": ("optimizer.safetensors", lambda t: t.update({k: torch.zeros(3) for k in [*t][:1]})),
+    "moments of whole numbers": (
+        "optimizer.safetensors",
+        lambda t: t.update({k: t[k].int() for k in t if k.endswith("exp_avg")}),
+    ),
+    "complex moments": ("optimizer.safetensors", lambda t: t.update({k: t[k].to(torch.complex64) for k in [*t][:1]})),
+    "a complex weight of NaN": (
+        "model.safetensors",
+        lambda t: t.update({k: t[k] * complex(torch.nan, 0) for k in [*t][:1]}),
+    ),
     "a parameter of nobody": ("optimizer.safetensors", lambda t: t.update({"adamw/nobody/exp_avg": torch.zeros(1)})),
     "a weight lacks": ("model.safetensors", lambda t: t.pop(next(iter(t)))),
     "a weight too many": ("model.safetensors", lambda t: t.update({"more": torch.zeros(1)})),

@@ -40,7 +40,14 @@ from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import config_of
-from mm_ldlm.training.checkpoints.weights import identity_of, load_tensors, refuse_other, saved_tensors
+from mm_ldlm.training.checkpoints.weights import (
+    identity_of,
+    load_tensors,
+    persistent_buffers,
+    refuse_non_finite,
+    refuse_other,
+    saved_tensors,
+)
 
 ENCODER = "encoder"
 """Folder of an exported run with the weights of its encoder"""
@@ -80,8 +87,8 @@ def load_run(
     """Load a run from its folder, from one of its checkpoints, or from a folder of runs (the newest one).
 
     Raises:
-        CheckpointError: the folder, its config.json or a complete checkpoint is missing or damaged, or the weights do
-            not fit the model that config.json describes.
+        CheckpointError: the folder, its config.json or a complete checkpoint is missing or damaged, or the weights are
+            not finite or do not fit the model that config.json describes.
     """
     use_ema, chosen = check(use_ema, bool, name="use_ema"), _device(device)
     which = check(checkpoint, Annotated[str, bounded(min_length=1)] | NonNegativeInt, name="checkpoint")
@@ -98,7 +105,10 @@ def load_run(
     )
     root = root_of(config, found)
     weights = "ema.safetensors" if use_ema and (found / "ema.safetensors").is_file() else "model.safetensors"
-    load_tensors(saved_tensors(root), folder.tensors(found, weights), found / weights)
+    tensors, file = folder.tensors(found, weights), found / weights
+    other = "Restore the file, or choose another checkpoint."
+    refuse_non_finite(tensors, file, or_infinite=persistent_buffers(root), remedy=other)
+    load_tensors(saved_tensors(root), tensors, file)
     root = root.to(chosen).eval().requires_grad_(False)
     encoder = (config.get("encoder") or {}) | ({"path": str(found / ENCODER)} if (found / ENCODER).is_dir() else {})
     load, no_encoder = _encoder_of(encoder, fingerprints.get("encoder", ""), chosen)

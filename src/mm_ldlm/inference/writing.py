@@ -5,8 +5,6 @@ depends only on its number in the request and on the seed, so that batching chan
 checked here, once, for all requests. A canvas is a list of ids in which `[MASK]` marks the positions to be written.
 """
 
-import functools
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 
 from mm_ldlm.core import PositiveInt, SamplingError, check, show
@@ -80,7 +78,6 @@ class Writer:
         self.model, self.batch_tokens = model, check(batch_tokens, PositiveInt, name="batch_tokens")
         self.traced = traced
         refuse_beyond_memory(self.batch_tokens * vocab_size * BYTES_PER_LOGIT, f"batch_tokens {self.batch_tokens:,}")
-        compute_after_forks()
 
     @contextmanager
     def computing(
@@ -121,10 +118,10 @@ class Writer:
         """Raise SamplingError unless all values (n, ...) that the model returned for n inputs are finite."""
         rows = np.flatnonzero(~np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
         if rows.size:
-            inputs = "its weights are finite. Check the size of the latents and the sampler (guidance, t_max)."
             raise SamplingError(
                 f"expected finite {name.replace('_', ' ')} from the model, found others for {len(rows)} of "
-                f"{len(values)} inputs (rows {show(rows[:8].tolist())}); {_bad_weight(self.model) or inputs}"
+                f"{len(values)} inputs (rows {show(rows[:8].tolist())}). Check the size of the latents and the sampler "
+                "(guidance, t_max)."
             )
 
     def generator(self, rows: Sequence[int] | range, seed: int) -> RowGenerator:
@@ -370,23 +367,3 @@ def refuse_beyond_memory(needed: int, request: str) -> None:
             f"expected a request that fits the {free / 1e9:.1f} GB of free memory, found one of about "
             f"{needed / 1e9:,.1f} GB ({request}). Request less at once."
         )
-
-
-@functools.cache
-def compute_after_forks() -> None:
-    """Let processes that are forked from this one compute with one thread.
-
-    The threads of OpenMP do not survive a fork, and the first parallel region of the new process would wait for them
-    for ever.
-    """
-    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
-
-
-def _bad_weight(model: GenerativeModel) -> str | None:
-    """Name the first tensor of the model that contains a number that is not finite; None if there is none."""
-    for module in (value for value in vars(model).values() if isinstance(value, nn.Module)):
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            if tensor.is_floating_point() and (count := int((~torch.isfinite(tensor)).sum())):
-                found = f"the tensor '{name}' of this run contains {count:,} numbers that are not finite"
-                return f"{found}. Choose another checkpoint."
-    return None

@@ -1,5 +1,7 @@
-"""float32 and the CPU as the defaults of new tensors, whatever the program around has set."""
+"""float32, the CPU and, after a fork, one thread as the defaults of torch, whatever the program around has set."""
 
+import functools
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,7 +18,11 @@ def plain_defaults() -> Iterator[None]:
     A notebook that sets `torch.set_default_dtype(torch.float64)` would otherwise mix both types in one product, and one
     that sets `torch.set_default_device("meta")` would compute nothing. The default type belongs to the process, so the
     first thread that comes in sets it and the last one restores it; each thread has its own default device.
+
+    A process that was forked from one that has computed uses one thread, even if it has chosen more.
     """
+    if os.getpid() != _first_process():
+        torch.set_num_threads(1)
     with _lock:
         if _inside[0] == 0:
             _outside[0] = torch.get_default_dtype()
@@ -31,3 +37,14 @@ def plain_defaults() -> Iterator[None]:
             _inside[0] -= 1
             if _inside[0] == 0:
                 torch.set_default_dtype(_outside[0])
+
+
+@functools.cache
+def _first_process() -> int:
+    """Return the process that computes first, and let those that are forked from it compute with one thread.
+
+    The threads of OpenMP do not survive a fork, and the first parallel region of the new process would wait for them
+    for ever.
+    """
+    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
+    return os.getpid()

@@ -142,7 +142,8 @@ class Optimization:
 
         Raises:
             KeyError: there is no such optimizer or parameter.
-            ValueError: a parameter has a part of the entries that others of its optimizer have.
+            ValueError: a parameter has a part of the entries that others of its optimizer have, or a state is not of
+                floating-point numbers.
         """
         for optimizer in self.optimizers.values():
             optimizer.state.clear()
@@ -150,7 +151,9 @@ class Optimization:
             kind, rest = key.split("/", 1)
             name, entry = rest.rsplit("/", 1)
             p = self.named[name]
-            held = torch.empty_like(value if value.ndim == 0 else p, dtype=value.dtype)
+            if not value.is_floating_point():
+                raise ValueError(f"{key} has numbers of the type {value.dtype}")
+            held = torch.empty_like(value if value.ndim == 0 else p)
             assign(held, value)
             self.optimizers[kind].state[p][entry] = held
         for kind, optimizer in self.optimizers.items():

@@ -83,8 +83,6 @@ def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 def finite(tensor: Tensor, *, or_infinite: bool = False) -> Tensor:
     """Return whether all entries are finite, 0-D bool; with `or_infinite` only NaN is refused."""
-    if not tensor.is_floating_point():
-        return torch.ones((), dtype=torch.bool, device=tensor.device)
     return ~torch.isnan(tensor).any() if or_infinite else torch.isfinite(tensor).all()
 
 
