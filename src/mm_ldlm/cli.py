@@ -14,7 +14,7 @@ from kedro.framework.cli.project import run as kedro_run
 from kedro.io import DatasetError
 from kedro.pipeline import Pipeline
 
-from mm_ldlm.app.config_loader import merge, parse_yaml
+from mm_ldlm.app.config_loader import MOST_BYTES, merge, parse_yaml
 from mm_ldlm.app.console import messages_only
 from mm_ldlm.app.hooks import ProjectHooks
 from mm_ldlm.app.params import EXAMPLE, nested, parse_params
@@ -206,7 +206,7 @@ def _options_in(file: str) -> dict[str, Any]:
     """
     remedy = "Write for example: run: {env: test, params: {training: {max_steps: 100}}}."
     door = InputFile(Path(file), remedy=remedy, error=ConfigurationError)
-    given = parse_yaml(door.read(most=1_000_000), file=file)
+    given = parse_yaml(door.read(most=MOST_BYTES), file=file)
     section = given.get("run") if isinstance(given, dict) and len(given) == 1 else None
     if not isinstance(section, dict):
         door.refuse("a mapping whose only key is 'run', with the options of `kedro run`", show(given))

@@ -27,7 +27,7 @@ _GLOBALS = "globals.yml"
 _SUFFIXES = (".yml", ".yaml", ".json")
 _IGNORED = (".md", "~", ".bak", ".orig", ".swp")
 """Ends of the names of files that hold no configuration."""
-MOST_BYTES, MOST_VALUES = 10_000_000, 5_000
+MOST_BYTES, MOST_VALUES = 200_000, 5_000
 """Size of a file, and number of its values once every alias is replaced by what it stands for"""
 
 

@@ -110,16 +110,17 @@ def from_pairs(name: str, pairs: Iterable[Pair], *, subsets: Sequence[str] | Non
     """Make a set from (sentence, sentence, gold) triples.
 
     Raises:
-        EvaluationError: there are fewer than two pairs, a sentence is empty, or the gold scores do not differ.
+        EvaluationError: there are fewer than two pairs, a sentence is empty or contains NUL, or the gold scores do not
+            differ.
     """
     listed = [(first.strip(), second.strip(), gold) for first, second, gold in pairs]
     gold_N = np.array([gold for *_, gold in listed], dtype=np.float64)
-    empty = sum(not (first and second) for first, second, _ in listed)
-    if len(listed) < 2 or empty or not np.ptp(gold_N) > 0:
+    unusable = sum(not (first and second) or "\0" in first + second for first, second, _ in listed)
+    if len(listed) < 2 or unusable or not np.ptp(gold_N) > 0:
         raise EvaluationError(
             f"STS set '{name}': expected at least two pairs of sentences with different finite scores, found "
-            f"{len(listed)} pairs, {empty} with an empty sentence, and the scores {show(gold_N.tolist(), 60)}. Correct "
-            "the set, or remove it from evaluation.sts."
+            f"{len(listed)} pairs, {unusable} with a sentence that is empty or contains NUL, and the scores "
+            f"{show(gold_N.tolist(), 60)}. Correct the set, or remove it from evaluation.sts."
         )
     first_N, second_N = tuple(pair[0] for pair in listed), tuple(pair[1] for pair in listed)
     return StsSet(name, first_N, second_N, gold_N, tuple(subsets or [""] * len(listed)), part)
