@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from socket import socket
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import click
 import numpy as np
@@ -22,11 +22,10 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from plotly.offline import get_plotlyjs
-from pydantic import BaseModel, ConfigDict, Field
 from sklearn.decomposition import PCA
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from mm_ldlm.core import MMLDLMError, mask
+from mm_ldlm.core import MMLDLMError, bounded, config, mask, parse
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.sentences import held_out, sample_rows
@@ -44,25 +43,24 @@ TOWARD = {"interpolate": "b", "edit": "targets", "infill": "latents"}
 MOST_TEXTS, MOST_CHARACTERS, MOST_BYTES, MOST_POINTS = 4, 2_000, 100_000, 4_000
 """Limits of one request, and of the map"""
 
-Text = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
+Text = Annotated[str, bounded(min_length=1, max_length=MOST_CHARACTERS)]
 
 
-class Asked(BaseModel):
+@config
+class Asked:
     """A request of the page."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    run: Annotated[int, Field(ge=0)] = 0
-    texts: Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS)]
-    toward: Annotated[list[Text], Field(max_length=MOST_TEXTS)] = []
-    gap: Annotated[int, Field(ge=0)] | None = None
+    run: Annotated[int, bounded(ge=0)] = 0
+    texts: Annotated[tuple[Text, ...], bounded(min_length=1, max_length=MOST_TEXTS)]
+    toward: Annotated[tuple[Text, ...], bounded(max_length=MOST_TEXTS)] = ()
+    gap: Annotated[int, bounded(ge=0)] | None = None
     """Number of the token of the first text that becomes a gap"""
     sampler: str | None = None
-    steps: Annotated[int, Field(ge=1, le=64)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=10)] | None = None
-    strength: Annotated[float, Field(ge=0, le=1)] | None = None
-    k: Annotated[int, Field(ge=1, le=50)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    steps: Annotated[int, bounded(ge=1, le=64)] | None = None
+    temperature: Annotated[float, bounded(ge=0, le=10)] | None = None
+    strength: Annotated[float, bounded(ge=0, le=1)] | None = None
+    k: Annotated[int, bounded(ge=1, le=50)] | None = None
+    seed: Annotated[int, bounded(ge=0, lt=2**31)] = 0
     search: bool = False
     reembed: bool = True
 
@@ -120,15 +118,14 @@ class Explorer:
     def answer(self, request: Name, asked: Asked) -> dict[str, Any]:
         """Answer a request by its run; `MMLDLMError` explains why it cannot."""
         started, model = time.perf_counter(), self.models[asked.run]
-        method, texts = getattr(model, request), asked.texts
-        settings = asked.model_dump(exclude={"run", "texts", "toward", "gap"}, exclude_none=True)
-        known = inspect.signature(method).parameters
-        arguments = {name: value for name, value in settings.items() if name in known}
+        method, texts = getattr(model, request), [*asked.texts]
+        known = {*inspect.signature(method).parameters} - {"texts"}
+        arguments = {name: value for name, value in vars(asked).items() if name in known and value is not None}
         if asked.gap is not None:
             for start, stop in model.tokenizer.spans(texts[0])[asked.gap : asked.gap + 1]:
                 texts = [f"{texts[0][:start]}[MASK]{texts[0][stop:]}"]
         if asked.toward:
-            arguments[TOWARD[request]] = model.encode(asked.toward)
+            arguments[TOWARD[request]] = model.encode([*asked.toward])
         found = method(texts, **arguments)
         if request == "neighbours":
             corpus = self.map(asked.run)
@@ -177,13 +174,8 @@ def application(models: Mapping[str, MMLDLM], *, hosts: Sequence[str] = ()) -> F
 
     @app.exception_handler(RequestValidationError)
     def refuse_values(request: Request, error: RequestValidationError) -> JSONResponse:
-        problems = [
-            f"{'.'.join(map(str, place))}: {each['msg']}"
-            if (place := each["loc"][1:]) and each["type"] != "json_invalid"
-            else "expected a JSON object with the field 'texts', sent as application/json, found another body."
-            for each in error.errors()
-        ]
-        return JSONResponse({"detail": "; ".join(problems)}, 422)  # without the values, which may not be Unicode
+        expected = f"a request of {', '.join(get_args(Name))} with a JSON object, sent as application/json"
+        return JSONResponse({"detail": f"expected {expected}, found something else. Correct it."}, 422)
 
     @app.get("/")
     def show() -> HTMLResponse:
@@ -199,7 +191,8 @@ def application(models: Mapping[str, MMLDLM], *, hosts: Sequence[str] = ()) -> F
         return {"texts": corpus.texts, "points": corpus.points_n2}
 
     @app.post("/ask/{request}")
-    def ask(request: Name, asked: Asked) -> dict[str, Any]:
+    def ask(request: Name, body: dict[str, Any]) -> dict[str, Any]:
+        asked = parse(Asked, body, at="")
         if asked.sampler not in (None, *explorer.runs[known(asked.run)]["samplers"]):
             raise HTTPException(422, f"expected one of the samplers of this run, found {asked.sampler!r}")
         if asked.toward and request not in TOWARD:
