@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,14 +150,17 @@ def test_a_session_that_is_killed_at_any_time_continues_to_the_same_weights(seco
 # -- one session -------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_folder_tells_its_whole_story(tmp_path: Path) -> None:
+def test_a_run_folder_tells_its_whole_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = SimpleNamespace(dist=SimpleNamespace(name="shapes-of-a-test", version="1.2"))
+    monkeypatch.setattr("mm_ldlm.training.worker.registered", lambda: {"models": {"odd": package}})
     run = go(task.spec(checkpoint={"every_steps": 4, "keep_last": 2}), tmp_path)
     found = read_status(run)
     assert (found.status, found.step) == ("finished", 10)
     assert [event["event"] for event in read_events(run / status.LOG)][-1] == "end"
     assert sorted(path.name for path in (run / "checkpoints").glob("step-*")) == ["step-00000008", "step-00000010"]
     config = json.loads((run / "config.json").read_text())
-    assert config.pop("versions")["torch"] == torch.__version__
+    versions = config.pop("versions")
+    assert (versions["torch"], versions["shapes-of-a-test"]) == (torch.__version__, "1.2")
     assert TrainingSpec.from_dict(config).fingerprint == task.spec().fingerprint
 
 

@@ -186,8 +186,8 @@ def run_config(path: Path, checkpoint: Path) -> dict[str, Any]:
     except MMLDLMError as error:
         made = show(config.get("versions", {}), 200)
         raise CheckpointError(
-            f"{path}: config.json: {error} Restore it, install the packages that the run was made with ({made}), or "
-            "choose another run."
+            f"{path}: config.json: {error} Restore the file, install the packages that the run was made with ({made}), "
+            "or choose another run."
         ) from None
     return {**config, "shape": shape, "fingerprints": fingerprints}
 
