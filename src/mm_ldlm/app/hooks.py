@@ -18,7 +18,7 @@ from mm_ldlm.app.parameters import SECTIONS, check_machine, check_parameters
 from mm_ldlm.app.progress import Follower, ProgressSink, follower_of
 from mm_ldlm.core import ConfigurationError
 from mm_ldlm.core.files import remove_temporaries
-from mm_ldlm.data.features import from_encoder
+from mm_ldlm.data.features import from_encoder, planned
 from mm_ldlm.distributed.environment import hosts
 from mm_ldlm.distributed.launch import check_number, with_environment
 from mm_ldlm.pipelines import MAIN, PIPELINES, executed_by
@@ -95,6 +95,9 @@ class ProjectHooks:
         for name, section in typed.items():
             catalog[f"params:{name}"] = MemoryDataset(section, copy_mode="assign")
         self._check_machine(pipeline, typed)
+        if "ingestion" in executed:
+            for feature in planned(typed).values():
+                feature.refuse_sources(typed["ingestion"].sources)
         self._executed, self._splits = executed, {}
         if "training" in executed:
             self._splits |= splits_read(typed["training"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -113,6 +113,9 @@ class Feature:
             FingerprintError: the workspace contains a store of other inputs that took long to make.
         """
         raise NotImplementedError
+
+    def refuse_sources(self, sources: Sequence[Any]) -> None:
+        """Raise ConfigurationError if the records of these sources cannot have what the feature is made from."""
 
     def check(self, store: ShardStore, records: ShardStore) -> Iterable[Finding]:
         """Return findings about the store, and records that cannot be used, for the validation."""

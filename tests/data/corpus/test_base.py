@@ -1,6 +1,7 @@
 """Named columns become rows: texts, labels, pairs, splits, meta and vectors; tables by suffix, and the hub."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,20 @@ def test_the_format_of_a_table_follows_from_its_name(tmp_path: Path) -> None:
     assert all(row.vector is not None for row in found)  # type: ignore[union-attr]
     assert len(described(keys)) == len(names)
     (tmp_path / "a.pdf").write_text("")
-    with pytest.raises(SourceError, match="suffix"):
-        read({**keys, "path": str(tmp_path / "a.pdf")})
+    for name, found in (("a.pdf", "suffix '.pdf'"), ("", "a folder")):
+        with pytest.raises(SourceError, match=found):
+            read({**keys, "path": str(tmp_path / name)})
+
+
+def test_an_option_of_a_table_is_followed_or_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    (tmp_path / "a.txt").write_text("one;topic\na, b;c\n")
+    keys = {"kind": "table", "path": str(tmp_path / "a.txt"), "columns": ["one"]}
+    (row,) = read({**keys, "label_column": "topic"})
+    assert (row.text, row.meta["label"]) == ("a, b", "c")  # type: ignore[union-attr]
+    with refuses(SourceError, "columns", "group_column"):
+        read({**keys, "vector_column": "v", "group_column": "topic"})
+    with refuses(SourceError, "rows.parquet", "header"):
+        read({**keys, **written("parquet", tmp_path, [{"one": "a"}]), "kind": "table", "header": False})
 
 
 def test_a_data_set_that_the_hub_does_not_have_is_named(tmp_path: Path) -> None:

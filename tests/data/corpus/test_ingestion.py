@@ -355,6 +355,21 @@ def test_a_column_that_is_missing_is_refused_with_the_columns_that_are_there(
         ingested(tmp_path, source, max_bad_fraction=0.0)
     with refuses(SourceError, "topic, title", "`--params ingestion.label_column=topic`"):
         ingested(tmp_path, source, text_column="title", label_column="Topics", max_bad_fraction=0.0)
+    for delimiter, columns in (("~", "topic~title"), (";", "topic;title")):
+        (tmp_path / "news.csv").write_text(f"{columns}\na{delimiter}b\n")
+        with refuses(SourceError, "news.csv", f"`--params 'ingestion.delimiter=\"{delimiter}\"'`"):
+            ingested(tmp_path, {**source, "delimiter": ","}, text_column="Title", max_bad_fraction=0.0)
+
+
+def test_only_columns_of_vectors_are_proposed_as_vectors(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    rows = [{"vectors_of": "a text", "text": "b", "n": 1, "vec": [1.0]}, {"text": "b"}]
+    for kind in ("jsonl", "parquet"):
+        source = {"kind": kind, **written(kind, tmp_path, rows[:1])}
+        with refuses(SourceError, "`--params ingestion.vector_column=vec`"):
+            ingested(tmp_path, source, vector_column="vectors", max_bad_fraction=0.0)
+    source = {"kind": "jsonl", **jsonl(tmp_path, rows[1:])}
+    with refuses(SourceError, "vectors", "text"):
+        ingested(tmp_path, source, vector_column="vectors", max_bad_fraction=0.0)
 
 
 @pytest.mark.parametrize(

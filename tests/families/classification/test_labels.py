@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kedro.pipeline import Pipeline, node
+from tests.app.sessions import Session
 from tests.data.latents import toy
+from tests.environments import parameters
 
+from mm_ldlm.app.config_loader import merge
 from mm_ldlm.core import ConfigurationError, parse_kind
 from mm_ldlm.data.features import Inputs
 from mm_ldlm.data.store import ShardStore
@@ -45,6 +49,23 @@ def stores(root: Path, rows: list[tuple[str, Any]], **objective: Any) -> tuple[A
 
 def check(config: Any, records: ShardStore, labels: ShardStore) -> dict[str, Finding]:
     return {finding.check: finding for finding in Labels(config).check(labels, records)}
+
+
+def test_a_label_that_no_source_gives_is_refused_before_the_first_node(
+    tmp_path: Path, refuses: Callable[..., Any]
+) -> None:
+    def run(label: str, **ingestion: Any) -> None:
+        session = Session(tmp_path)
+        given = {"objective": {"label": label}, "ingestion": {"path": __file__, **ingestion}}
+        session.parameters = merge(parameters("own_csv+classification+test"), given)
+        nothing = node(lambda seed: {"seed": seed}, inputs="params:seed", outputs="timings", name="none")
+        session.run(Pipeline([nothing], tags="ingestion"))
+
+    with refuses(ConfigurationError, "objective.label", "`--params ingestion.label_column=topic`"):
+        run("topic")
+    with refuses(ConfigurationError, "objective.label", "label, split_group", "`--params objective.label=label`"):
+        run("topic", label_column="topic", group_column="author")
+    run("label", label_column="topic")
 
 
 def test_classes_are_the_sorted_labels_of_the_training_split(tmp_path: Path) -> None:

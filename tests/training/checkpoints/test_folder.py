@@ -224,7 +224,7 @@ def test_checkpoints_are_named_by_words_or_steps(which: str, tmp_path: Path, ref
     run_of(tmp_path, 2)
     with refuses(CheckpointError, which):
         folder.find(tmp_path / "run", which=which)
-    with refuses(CheckpointError, "best"):
+    with refuses(CheckpointError, "best", name_of(2), "`--checkpoint latest`"):
         folder.find(tmp_path / "run", which="best")
     with refuses(CheckpointError, "latest"):
         folder.find(tmp_path / "none")

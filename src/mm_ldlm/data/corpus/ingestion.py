@@ -230,12 +230,10 @@ def _check(config: IngestionConfig, counts: Counts, ended: dict[str, bool]) -> N
 
 def _check_damage(config: IngestionConfig, counts: Counts) -> None:
     if counts.damaged > config.max_bad_fraction * counts.rows_in:
-        headerless = "In a CSV file without a header, add `--params ingestion.header=false,ingestion.text_column=0`. "
         raise SourceError(
             f"{counts.damaged} of {counts.rows_in} rows are damaged ({100 * counts.damaged / counts.rows_in:.1f} %), "
             f"but ingestion.max_bad_fraction is {100 * config.max_bad_fraction:.1f} %: {_reasons(counts)}. "
-            f"{headerless if 'missing_column' in counts.quarantined_by_reason else ''}Correct the sources, or raise "
-            "ingestion.max_bad_fraction to leave such rows out."
+            "Correct the sources, or raise ingestion.max_bad_fraction to leave such rows out."
         )
 
 

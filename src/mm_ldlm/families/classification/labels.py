@@ -5,16 +5,17 @@ are the labels of the training split, sorted, or `objective.answers` where they 
 """
 
 import dataclasses
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from mm_ldlm.core import ConfigurationError
+from mm_ldlm.core import ConfigurationError, setting
 from mm_ldlm.data.corpus.filters import describe_function, load_function
-from mm_ldlm.data.corpus.record import PAIR, label_text, meta_value
+from mm_ldlm.data.corpus.record import LABEL, PAIR, label_text, meta_value
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.store import Manifest, ShardStore, fixed_lists, write_store
 from mm_ldlm.data.store.fingerprint import fingerprint
@@ -65,6 +66,17 @@ class Labels(Feature):
         about = {"classes": names, "trained": sorted(trained & set(names)), "key": _origin(self.objective.label)}
         return write_store(workspace, [columns], kind=self.kind, schema=schema, fingerprints=made_by, meta=about)
 
+    def refuse_sources(self, sources: Sequence[Any]) -> None:
+        key, found = self.objective.label, [source.meta_keys for source in sources]
+        if ":" in key or None in found or key in (known := set[str]().union(*found)):
+            return
+        column = setting("ingestion.label_column", "COLUMN" if key == LABEL else key)
+        raise ConfigurationError(
+            "parameter 'objective.label': expected a key that the sources give to their records "
+            f"({', '.join(sorted(known)) or 'none here'}), found '{key}'. Add {setting('objective.label', LABEL)}"
+            f"{'' if LABEL in known else f' and {column}, which names the column of the labels'}."
+        )
+
     def check(self, store: ShardStore, records: ShardStore) -> Iterator[Finding]:
         """Quarantine the records without a usable label; fewer than two classes fail the contract."""
         number_n, about = store.fixed("value").take(slice(None))[:, 0], store.manifest.meta
@@ -77,7 +89,10 @@ class Labels(Feature):
         classes = [f"{name}: {count}" for name, count in zip(about["classes"], counts, strict=True)]
         if len(trained := about["trained"]) < 2:
             words = f"expected at least two classes in the training split, found {trained}."
-            remedy = "Set objective.label to a key of the records' meta, or label_column of the sources."
+            metas = next(records.iter_tables(_ROWS, columns=["meta"])).column("meta").to_pylist()
+            keys = sorted({key for meta in metas if meta for key in json.loads(meta)})
+            there = ", ".join(keys) or "none here"
+            remedy = f"Set objective.label to a key of the records' meta ({there}), or label_column of the sources."
             yield Finding("error", "classes", words, remedy, count=len(trained))
         else:
             yield Finding("info", "classes", f"the records have {len(classes)} classes.", examples=classes)

@@ -226,13 +226,18 @@ def find(path: Path, *, which: str = "latest") -> Path:
         found = directory / name_of(int(which))
     else:
         raise CheckpointError(f"expected latest, best or a step number as checkpoint, found {which!r}. Correct it.")
+    steps = ", ".join(each.name for each in all_in(directory)) or "none"
     if found is None:
-        hint = "Train the run" if which == "latest" else "Set training.checkpoint.best_metric, or use `latest`"
-        raise CheckpointError(f"{path}: expected a checkpoint ({which}), found none. {hint}, or name another folder.")
+        hint = "Train the run, or name another folder."
+        if which == "best" and steps != "none":
+            hint = (
+                "The run was trained without training.checkpoint.best_metric, as trials are. Use `--checkpoint latest`,"
+                " or in a pipeline `--params sampling.checkpoint=latest,evaluation.checkpoint=latest`."
+            )
+        raise CheckpointError(f"{path}: expected a checkpoint ({which}), found {steps}. {hint}")
     try:
         inside(directory, found.name)
         check(found)
     except (CheckpointError, UnsafePathError) as error:
-        steps = ", ".join(each.name for each in all_in(directory)) or "none"
         raise CheckpointError(f"{error} Checkpoints here: {steps}.") from None
     return found

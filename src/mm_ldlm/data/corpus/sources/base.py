@@ -22,7 +22,7 @@ from mm_ldlm.core import (
     setting,
 )
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.data.corpus.record import GROUP, LABEL, is_storable, label_text
+from mm_ldlm.data.corpus.record import GROUP, LABEL, PAIR, is_storable, label_text
 from mm_ldlm.data.corpus.splits import Split
 from mm_ldlm.data.store.fingerprint import file_sha256
 
@@ -171,6 +171,11 @@ class SourceConfig:
         return [("path", each) for each in ((path,) if isinstance(path, str) else path)]
 
     @property
+    def meta_keys(self) -> set[str] | None:
+        """Keys of the `meta` of its records; None if they are not known before the rows are read."""
+        return None
+
+    @property
     def paths(self) -> list[str]:
         """Files, folders and globs that the key `path` names."""
         return [path for key, path in self.files if key == "path"]
@@ -270,6 +275,11 @@ class ColumnsConfig(SourceConfig):
         single = (self.group_column, self.label_column, self.pair_column, self.vector_column)
         return list(dict.fromkeys([*self.columns, *self.meta_columns, *(name for name in single if name)]))
 
+    @property
+    def meta_keys(self) -> set[str] | None:
+        named = {LABEL: self.label_column, GROUP: self.group_column, PAIR: self.pair_column}
+        return {*self.meta_columns, *(key for key, column in named.items() if column is not None)}
+
     def present(self, names: Sequence[str], file: str) -> list[str] | None:
         """Return the columns that are read and that a table has; None for all, if one is missing, for the message.
 
@@ -296,14 +306,14 @@ class ColumnsConfig(SourceConfig):
                 yield BadRow(file, line, error.reason, error.detail, excerpt(error.content or dict(fields)))
 
     def _row(self, fields: Mapping[str, Any], column: str, row: Row) -> Row:
-        text, pair, vector = _text(fields, column, "text_column"), None, None
-        meta = {name: _cell(fields, name) for name in self.meta_columns if name in fields}
+        text, pair, vector = self._text(fields, column, "text_column"), None, None
+        meta = {name: self._cell(fields, name) for name in self.meta_columns if name in fields}
         if self.label_column is not None:
             meta[LABEL] = self._label(fields, "label_column", "no_label", self.labels)
         if self.pair_column is not None:
-            pair = _text(fields, self.pair_column)
+            pair = self._text(fields, self.pair_column)
         if self.vector_column is not None:
-            vector = _cell(fields, self.vector_column, "vector_column")
+            vector = self._cell(fields, self.vector_column, "vector_column")
         group = None
         if self.group_column is not None:
             group = meta[GROUP] = self._label(fields, "group_column", "no_group", None)
@@ -316,9 +326,42 @@ class ColumnsConfig(SourceConfig):
         """Return the split of a row; None for the hash split, or where the source divides its rows otherwise."""
         return None
 
+    def remedy(self, fields: Mapping[str, Any], name: str, option: str | None) -> str:
+        """Return what helps against a missing column.
+
+        Args:
+            fields: columns and values of the first row.
+            option: the short form that names the column; None if there is none.
+        """
+        others = {each: value for each, value in list(fields.items())[:12] if each not in self.read_columns}
+        if option == "vector_column":
+            others = {each: value for each, value in others.items() if _may_be_vector(value)}
+            if not others:
+                return "None of them contains lists of numbers."
+        if not (option and others):
+            return nearest(name, fields).strip()
+        alike = max(others, key=lambda each: difflib.SequenceMatcher(None, each.lower(), name.lower()).ratio())
+        return f"Choose one of them: {setting(f'ingestion.{option}', alike[:40])}."
+
+    def _cell(self, fields: Mapping[str, Any], name: str, option: str | None = None) -> Any:
+        if name not in fields:
+            found = ", ".join(list(fields)[:12])[:100] or "nothing"
+            remedy = self.remedy(fields, name, option)
+            raise Unusable("missing_column", f"no column '{name}'. Found {found}. {remedy}".strip())
+        found = fields[name]
+        if isinstance(found, Unusable):
+            raise Unusable(found.reason, f"column '{name}' contains {found.detail}", found.content)
+        return found
+
+    def _text(self, fields: Mapping[str, Any], name: str, option: str | None = None) -> str:
+        value = self._cell(fields, name, option)
+        if not isinstance(value, str):
+            raise Unusable("wrong_type", f"column '{name}' contains {type(value).__name__}, expected text", value)
+        return value
+
     def _label(self, fields: Mapping[str, Any], key: str, missing: str, known: Sequence[str] | None) -> str:
         column = getattr(self, key)
-        value = _cell(fields, column, key)
+        value = self._cell(fields, column, key)
         if value is None or (isinstance(value, str) and not value.strip()):
             raise Unusable(missing, f"column '{column}' is empty")
         label = label_text(value)
@@ -357,7 +400,7 @@ class TableFilesConfig(ColumnsConfig):
     def split_of(self, fields: Mapping[str, Any]) -> str | None:
         if self.split_column is None:
             return self.split
-        word = _text(fields, self.split_column)
+        word = self._text(fields, self.split_column)
         if word.lower() not in SPLIT_WORDS:
             raise Unusable(
                 "wrong_type",
@@ -394,15 +437,24 @@ class TableConfig(TableFilesConfig):
         kind = "disk" if saved else _KINDS.get(suffix)
         if kind is None:
             self.file(path).refuse(
-                f"one of the suffixes {', '.join(_KINDS)}, or the folder of a saved data set", f"the suffix '{suffix}'"
+                f"a file with one of the suffixes {', '.join(_KINDS)}, or the folder of a saved data set (folders of "
+                "texts: `--env=own_text`)",
+                "a folder" if os.path.isdir(path) else f"the suffix '{suffix}'" if suffix else "a name without suffix",
             )
+        kind = "csv" if kind == "text" and not self.has_vectors else kind
         cls = SOURCES.load(kind)
         own: Any = dataclasses.replace(self, kind=kind, name=self.label, path=path)
         if suffix == ".tsv" and self.delimiter == AUTO:
             own = dataclasses.replace(own, delimiter="\t")
         keys = {field.name: getattr(own, field.name) for field in dataclasses.fields(cls) if hasattr(own, field.name)}
         if kind == "text":
-            keys["vectors"] = "beside" if self.has_vectors else None
+            keys["vectors"] = "beside"
+        given = {field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default}
+        if ignored := sorted(given - {*keys, *(("vector_column",) if kind == "text" else ())}):
+            raise SourceError(
+                f"source '{self.label}': {path} is read as {kind}, which does not read {', '.join(ignored)}. Leave "
+                "it out, or choose a file of another format."
+            )
         return cls(**keys)
 
 
@@ -458,25 +510,8 @@ def held_out_first(splits: Mapping[str, str]) -> list[tuple[str, str | None]]:
     return [(name, None if split == "hash" else split) for name, split in named]
 
 
-def _cell(fields: Mapping[str, Any], name: str, option: str | None = None) -> Any:
-    if name not in fields:
-        there = list(fields)[:12]
-        found, hint = ", ".join(there)[:100] or "nothing", nearest(name, there)
-        if option and there:
-            alike = max(there, key=lambda each: difflib.SequenceMatcher(None, each.lower(), name.lower()).ratio())
-            hint = f" Choose one of them: {setting(f'ingestion.{option}', alike[:40])}."
-        raise Unusable("missing_column", f"no column '{name}'. Found {found}.{hint}")
-    found = fields[name]
-    if isinstance(found, Unusable):
-        raise Unusable(found.reason, f"column '{name}' contains {found.detail}", found.content)
-    return found
-
-
-def _text(fields: Mapping[str, Any], name: str, option: str | None = None) -> str:
-    value = _cell(fields, name, option)
-    if not isinstance(value, str):
-        raise Unusable("wrong_type", f"column '{name}' contains {type(value).__name__}, expected text", value)
-    return value
+def _may_be_vector(value: Any) -> bool:
+    return isinstance(value, list) or (isinstance(value, str) and value.strip()[:1] in ("[", "{", "("))
 
 
 SOURCES = Kinds(

@@ -73,6 +73,10 @@ class TextConfig(SourceConfig):
         named = [] if self.vectors in (None, BESIDE) else [("vectors", str(self.vectors))]
         return [*super().files, *named]
 
+    @property
+    def meta_keys(self) -> set[str] | None:
+        return set()
+
     def describe(self, opening: Opening) -> Any:
         texts = self.find()
         return describe_files([*texts, *(self._vectors_of(path).check() for path in texts if self.has_vectors)])
