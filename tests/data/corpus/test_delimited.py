@@ -94,9 +94,10 @@ def test_the_first_row_is_never_promoted_to_the_header(header: bytes) -> None:
 
 
 def test_keys_of_csv_files(tmp_path: Path) -> None:
-    raw = b"one;1\n\ntwo\n"
+    raw = b"one;1\n\ntwo;2\nthree;3;cut\n"
     rows = read_raw(raw, delimiter=";", header=False, columns=["0"])
     assert texts(rows) == ["one", "", "two"]  # a blank line is an empty text; columns are numbered without a header
+    assert reasons(rows) == ["broken_csv"]  # more fields than the first record
     assert reasons(read_raw(b"text,n\na\nb,1\n")) == ["broken_csv"]  # fewer fields than the header
     assert texts(read_raw("text\ncaf\u00e9\n".encode("latin-1"), encoding="latin-1")) == ["café"]
 
