@@ -1,5 +1,6 @@
 """What enters and leaves the model: unusual latents, unknown words, truncation, paths, neighbours and infinite numbers."""
 
+import collections
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from tests.inference.runs import DIM, LATENTS, BagEncoder, make
 from mm_ldlm.core import SamplingError
 from mm_ldlm.extras.editing.requests import lerp, slerp
 from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.model import LoadedModel
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, latent_sampler
 
 Request = Callable[[MMLDLM, Any], Any]
@@ -77,7 +79,11 @@ def test_latents_far_from_all_training_data_are_refused_by_their_row(name: str, 
 
 
 @pytest.mark.parametrize("name", ["invert", "infill", "edit", "score"])
-def test_unusual_latents_are_measured_and_warned_of(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_unusual_latents_are_measured_and_warned_of(
+    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is warned of once in a process."""
+    monkeypatch.setattr(f"{LoadedModel.__module__}._WARNED", collections.deque())
     model, given = make(typical=(0.2, 3.0)), LATENTS.copy()
     given[[2, 3]] *= 50
     with caplog.at_level(logging.WARNING):
@@ -85,6 +91,7 @@ def test_unusual_latents_are_measured_and_warned_of(name: str, caplog: pytest.Lo
         (warning,) = [record.getMessage() for record in caplog.records if "unlike those" in record.getMessage()]
         caplog.clear()
         REQUESTS[name](model, LATENTS)
+        REQUESTS[name](model, given)
     assert "2 of 4" in warning
     assert "rows 2, 3" in warning
     assert not [record for record in caplog.records if "unlike those" in record.getMessage()]

@@ -50,7 +50,7 @@ class ProjectHooks:
         self._first = True  # this host writes the outputs and records the run; several may run the same command
         self._follower: Follower | None = None
         self._executed: dict[str, list[str]] = {}
-        self._splits: dict[str, str] = {}  # parameter → the split that it will read
+        self._splits: dict[str, dict[str, str]] = {}  # pipeline → parameter → the split that it reads
         self._earlier: dict[str, float] = {}  # seconds of pipelines in earlier runs, and in this one
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._last: float | None = None  # time of the last event
@@ -95,14 +95,16 @@ class ProjectHooks:
         for name, section in typed.items():
             catalog[f"params:{name}"] = MemoryDataset(section, copy_mode="assign")
         self._check_machine(pipeline, typed)
-        if "ingestion" in executed:
-            for feature in planned(typed).values():
-                feature.refuse_sources(typed["ingestion"].sources)
-        self._executed, self._splits = executed, {}
-        if "training" in executed:
-            self._splits |= splits_read(typed["training"])
-        if "sampling" in executed and typed["sampling"].rows and typed["sampling"].tasks != ():
-            self._splits["sampling.rows"] = typed["sampling"].split
+        for feature in planned(typed).values() if "ingestion" in executed else ():
+            feature.refuse_sources(typed["ingestion"].sources)
+        samples = typed["sampling"].rows and typed["sampling"].tasks != ()
+        self._executed, self._splits = (
+            executed,
+            {
+                "training": splits_read(typed["training"]),
+                "sampling": {"sampling.rows": typed["sampling"].split} if samples else {},
+            },
+        )
         self._earlier = catalog.load(TIMINGS) if catalog.exists(TIMINGS) else {}
         self._seconds.clear()
         if self._first:
@@ -197,8 +199,14 @@ class ProjectHooks:
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any, node: Node) -> None:
         self._count(node)
-        if dataset_name == "preparation_report" and self._splits:
-            refuse_empty_splits(data["splits"], read=self._splits)
+        if dataset_name == "preparation_report":
+            for pipeline, read in self._splits.items():
+                try:
+                    refuse_empty_splits(data["splits"], read=read)
+                except ConfigurationError as error:
+                    if pipeline in self._executed:
+                        raise
+                    log.warning("%s", error)
 
     def _path_of(self, dataset_name: str) -> Path | None:
         path = getattr(self._catalog.get(dataset_name), "_filepath", None)

@@ -43,6 +43,8 @@ Latents = npt.ArrayLike
 """(n, d) raw, or one (d,)"""
 TooLong = Literal["refuse", "truncate"]
 """Treatment of a text of more tokens than the model, or the encoder, reads"""
+_WARNED: collections.deque[float] = collections.deque(maxlen=4096)
+"""Norms of the unusual latents that were warned of in this process: several tasks of a run read the same ones"""
 FARTHEST = 1e6
 """Largest standardised coordinate of a latent; those of training data have a standard deviation of about 1"""
 
@@ -250,7 +252,9 @@ class LoadedModel:
                 f"{largest_n[rows[0]]:.3g}). Check their scale."
             )
         norms_n, (low, high) = norms(standard_nd), getattr(self.normaliser, "typical", None) or (0.0, np.inf)
-        if (rows := np.flatnonzero((norms_n < low) | (norms_n > high))).size:
+        rows = np.flatnonzero((norms_n < low) | (norms_n > high))
+        if new := {round(norm, 6) for norm in norms_n[rows].tolist()} - {*_WARNED}:
+            _WARNED.extend(new)
             log.warning(
                 "%d of %d latents are unlike those that the run was trained on, so results for them mean little: "
                 "expected norms from %.2f to %.2f in standardised space, found %s (rows %s)",

@@ -5,7 +5,6 @@ are the labels of the training split, sorted, or `objective.answers` where they 
 """
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,11 +69,14 @@ class Labels(Feature):
         key, found = self.objective.label, [source.meta_keys for source in sources]
         if ":" in key or None in found or key in (known := set[str]().union(*found)):
             return
-        column = setting("ingestion.label_column", "COLUMN" if key == LABEL else key)
         raise ConfigurationError(
             "parameter 'objective.label': expected a key that the sources give to their records "
             f"({', '.join(sorted(known)) or 'none here'}), found '{key}'. Add {setting('objective.label', LABEL)}"
-            f"{'' if LABEL in known else f' and {column}, which names the column of the labels'}."
+            + (
+                "."
+                if LABEL in known
+                else f" and {setting('ingestion.label_column', 'COLUMN' if key == LABEL else key)}."
+            )
         )
 
     def check(self, store: ShardStore, records: ShardStore) -> Iterator[Finding]:
@@ -89,10 +91,7 @@ class Labels(Feature):
         classes = [f"{name}: {count}" for name, count in zip(about["classes"], counts, strict=True)]
         if len(trained := about["trained"]) < 2:
             words = f"expected at least two classes in the training split, found {trained}."
-            metas = next(records.iter_tables(_ROWS, columns=["meta"])).column("meta").to_pylist()
-            keys = sorted({key for meta in metas if meta for key in json.loads(meta)})
-            there = ", ".join(keys) or "none here"
-            remedy = f"Set objective.label to a key of the records' meta ({there}), or label_column of the sources."
+            remedy = "Set objective.label to a key of the records' meta, or label_column of the sources."
             yield Finding("error", "classes", words, remedy, count=len(trained))
         else:
             yield Finding("info", "classes", f"the records have {len(classes)} classes.", examples=classes)

@@ -228,13 +228,15 @@ def find(path: Path, *, which: str = "latest") -> Path:
         raise CheckpointError(f"expected latest, best or a step number as checkpoint, found {which!r}. Correct it.")
     steps = ", ".join(each.name for each in all_in(directory)) or "none"
     if found is None:
-        hint = "Train the run, or name another folder."
-        if which == "best" and steps != "none":
-            hint = (
+        raise CheckpointError(
+            f"{path}: expected a checkpoint ({which}), found {steps}. "
+            + (
                 "The run was trained without training.checkpoint.best_metric, as trials are. Use `--checkpoint latest`,"
                 " or in a pipeline `--params sampling.checkpoint=latest,evaluation.checkpoint=latest`."
+                if which == "best" and steps != "none"
+                else "Train the run, or name another folder."
             )
-        raise CheckpointError(f"{path}: expected a checkpoint ({which}), found {steps}. {hint}")
+        )
     try:
         inside(directory, found.name)
         check(found)

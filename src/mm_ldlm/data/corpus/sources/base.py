@@ -40,9 +40,9 @@ SPLIT_WORDS: dict[str, str] = {
 Splits = dict[str, Literal["train", "validation", "test", "hash"]]
 _KINDS = {
     ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl",
-    ".csv": "csv", ".tsv": "csv", ".txt": "text",
+    ".csv": "csv", ".tsv": "csv", ".txt": "csv",
 }  # fmt: skip
-"""Kind of the source for a suffix; a folder is one that `Dataset.save_to_disk` wrote"""
+"""Kind of the source for a suffix, except texts with vectors; a folder is one that `Dataset.save_to_disk` wrote"""
 AUTO = "auto"
 """Value of `delimiter` with which it is recognised"""
 Delimiter = Annotated[str, bounded(pattern=r"^([\s\S]|auto)$")]
@@ -333,13 +333,15 @@ class ColumnsConfig(SourceConfig):
             fields: columns and values of the first row.
             option: the short form that names the column; None if there is none.
         """
-        others = {each: value for each, value in list(fields.items())[:12] if each not in self.read_columns}
-        if option == "vector_column":
-            others = {each: value for each, value in others.items() if _may_be_vector(value)}
-            if not others:
-                return "None of them contains lists of numbers."
+        vector = option == "vector_column"
+        others = [
+            each
+            for each, value in list(fields.items())[:12]
+            if each not in self.read_columns
+            and (not vector or isinstance(value, list) or str(value).strip()[:1] in ("[", "("))
+        ]
         if not (option and others):
-            return nearest(name, fields).strip()
+            return "None of them contains lists of numbers." if vector else nearest(name, fields).strip()
         alike = max(others, key=lambda each: difflib.SequenceMatcher(None, each.lower(), name.lower()).ratio())
         return f"Choose one of them: {setting(f'ingestion.{option}', alike[:40])}."
 
@@ -434,26 +436,25 @@ class TableConfig(TableFilesConfig):
     def _kind_of(self, path: str) -> Any:
         suffix = Path(path.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
         saved = any(map(os.path.exists, (f"{path}/dataset_dict.json", f"{path}/state.json")))
-        kind = "disk" if saved else _KINDS.get(suffix)
+        lines = suffix == ".txt" and self.has_vectors
+        kind = "disk" if saved else "text" if lines else _KINDS.get(suffix)
         if kind is None:
             self.file(path).refuse(
                 f"a file with one of the suffixes {', '.join(_KINDS)}, or the folder of a saved data set (folders of "
                 "texts: `--env=own_text`)",
                 "a folder" if os.path.isdir(path) else f"the suffix '{suffix}'" if suffix else "a name without suffix",
             )
-        kind = "csv" if kind == "text" and not self.has_vectors else kind
         cls = SOURCES.load(kind)
-        own: Any = dataclasses.replace(self, kind=kind, name=self.label, path=path)
-        if suffix == ".tsv" and self.delimiter == AUTO:
-            own = dataclasses.replace(own, delimiter="\t")
+        delimiter = "\t" if suffix == ".tsv" and self.delimiter == AUTO else self.delimiter
+        own: Any = dataclasses.replace(self, kind=kind, name=self.label, path=path, delimiter=delimiter)
         keys = {field.name: getattr(own, field.name) for field in dataclasses.fields(cls) if hasattr(own, field.name)}
-        if kind == "text":
+        if lines:
             keys["vectors"] = "beside"
         given = {field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default}
-        if ignored := sorted(given - {*keys, *(("vector_column",) if kind == "text" else ())}):
+        if ignored := given - {*keys, "vector_column"}:
             raise SourceError(
-                f"source '{self.label}': {path} is read as {kind}, which does not read {', '.join(ignored)}. Leave "
-                "it out, or choose a file of another format."
+                f"source '{self.label}': {path} is read as {kind}, which does not read {', '.join(sorted(ignored))}. "
+                "Leave it out, or choose a file of another format."
             )
         return cls(**keys)
 
@@ -508,10 +509,6 @@ def held_out_first(splits: Mapping[str, str]) -> list[tuple[str, str | None]]:
     order = ("test", "validation", "hash", "train")
     named = sorted(splits.items(), key=lambda item: order.index(item[1]))
     return [(name, None if split == "hash" else split) for name, split in named]
-
-
-def _may_be_vector(value: Any) -> bool:
-    return isinstance(value, list) or (isinstance(value, str) and value.strip()[:1] in ("[", "{", "("))
 
 
 SOURCES = Kinds(

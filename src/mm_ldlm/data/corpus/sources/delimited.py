@@ -33,8 +33,6 @@ from mm_ldlm.data.corpus.sources.lines import Encoding, Line, read_lines
 log = logging.getLogger(__name__)
 
 DELIMITERS = (",", ";", "\t", "|")
-RARE_DELIMITERS = (":", "^", "~")
-"""Recognised only if the header, divided by it, contains the columns that are read"""
 SNIFFED_LINES = 100
 LOOKAHEAD = 16
 """How many times the largest record is held while the end of a quoted field is searched"""
@@ -96,30 +94,29 @@ class CsvConfig(TableFilesConfig):
             return self.delimiter
         read = read_lines(path, encoding=self.encoding, max_bytes=opening.max_row_bytes)
         lines = [f"{line.text}\n" for line in itertools.islice(read, SNIFFED_LINES)]
-        records = {each: _parsed(lines, each) for each in (*DELIMITERS, *RARE_DELIMITERS)}
-        most = max(map(len, records.values()))
-        widths = {each: len(rows[0]) for each, rows in records.items() if rows and len(rows[0]) > 1}
-        usual = [each for each in widths if each in DELIMITERS]
-        tables = [each for each in widths if most == len(records[each]) and _is_table(records[each])]
-        named = [each for each in widths if {*self.columns} <= {*self._names(records[each][0])}]
-        choices = (
-            [each for each in named if each in tables and (each in usual or self.header is True)],
-            *([each for each in usual if each in found] for found in (named, tables, usual)),
-        )
+        parsed = {each: _parsed(lines, each) for each in (*DELIMITERS, *":^~")}  # those only by the header
+        records = {each: rows for each, rows in parsed.items() if rows and len(rows[0]) > 1}
+        usual = [each for each in records if each in DELIMITERS]
+        tables = [each for each, rows in records.items() if _is_table(rows)]
+        named = [
+            each
+            for each in (tables + usual if self.header is True else usual)
+            if len(names := self._names(records[each][0])) == len(records[each][0]) and {*self.columns} <= {*names}
+        ]
+        entire = [each for each in usual if each in tables and len(records[each]) == max(map(len, parsed.values()))]
+        choices = ([each for each in entire if each in named], [*dict.fromkeys(named)], entire, usual)
         found = next(filter(None, choices), DELIMITERS[:1])
         if len(found) > 1:
             raise SourceError(
                 f"{path}: expected one delimiter, found that several may divide its lines: "
-                f"{', '.join(f'{each!r} in {widths[each]} columns' for each in found)}. Name the one that is meant: "
-                f"{setting('ingestion.delimiter', found[0])}."
+                f"{', '.join(f'{each!r} in {len(records[each][0])} columns' for each in found)}. Name the one that is "
+                f"meant: {setting('ingestion.delimiter', found[0])}."
             )
         return found[0]
 
     def _names(self, first: list[str]) -> Sequence[str]:
         """Return the names of the columns of a file with this first record."""
-        if isinstance(self.header, tuple):
-            return self.header if len(first) == len(self.header) else ()
-        return first if self.header else [*map(str, range(len(first)))]
+        return first if self.header is True else self.header or [*map(str, range(len(first)))]
 
     def remedy(self, fields: Mapping[str, Any], name: str, option: str | None) -> str:
         line = "".join(fields if self.header is True else map(str, fields.values()))
@@ -129,10 +126,12 @@ class CsvConfig(TableFilesConfig):
             mark = max(marks, key=marks.count)
             found = f"If {mark!r} divides its columns, add {setting('ingestion.delimiter', mark)}."
         elif option and self.header is True:
-            numbered = "`--params ingestion.header=false,ingestion.text_column=0`"
-            found += f" If the first line is not a header, add {numbered}."
-        lines = any(".txt" in path for path in self.paths)
-        return found + (" If each line is a text, use `--env=own_text`." if lines else "")
+            found += (
+                " If the first line is not a header, add `--params ingestion.header=false,ingestion.text_column=0`."
+            )
+        if any(".txt" in path for path in self.paths):
+            found += " If each line is a text, use `--env=own_text`."
+        return found
 
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
         file, names = str(path), list(self.header if isinstance(self.header, tuple) else ())
