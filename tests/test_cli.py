@@ -98,6 +98,13 @@ def test_a_file_of_options_in_another_form_is_refused(
     assert not called
 
 
+def test_a_file_of_options_that_is_none_is_refused_without_its_password(called: list[dict[str, Any]]) -> None:
+    done = call("--config", "http://user:S3cret@host/run.yml")
+    assert done.exit_code == 1
+    assert "does not exist" in done.output
+    assert "S3cret" not in done.output
+
+
 def test_every_option_of_kedro_is_there_with_a_help() -> None:
     assert [each.name for each in RUN.params] == [each.name for each in cli.kedro_run.params]
     assert "tatoeba+mdlm" in call("--help").output

@@ -225,7 +225,9 @@ def _with_own_help(parameter: click.Parameter) -> click.Parameter:
     if isinstance(changed, click.Option):
         changed.help = HELP.get(str(changed.name), changed.help)
     changed.callback = {"params": read_params, "config": read_config}.get(str(changed.name), changed.callback)
-    changed.is_eager = changed.name == "config"  # the other options fall back to it
+    if changed.name == "config":
+        changed.is_eager = True  # the other options fall back to it
+        changed.type = click.Path()  # the door to its file refuses what is none
     if changed.name == "params":  # messages propose to add one
         changed.multiple, changed.default = True, ()
     return changed

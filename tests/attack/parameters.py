@@ -104,6 +104,7 @@ OVERRIDES = (
     "x=" + "[" * 2000, "model={dim: 3", "seed=1,seed=2", "model.dim=3,model=4", "a" * 9000, "seed=\x00", "seed=\ud800",
     "seed=*a", "seed=&a 1", "a=${b}", "a=${oc.env:HOME}", "a=!!python/object:os.abort", "a.b.c.d.e=1,a.b=2", ",,,", "{", "}",
     '{"model": {"dim": 3}}', '{"seed": NaN}', "tracking.uri=user:PASSWORD@host", "tracking.uri=http://user:a PASSWORD@host/",
+    "tracking.uri=http://user:PASSWORD\uff20host", "tracking.uri=http://user:PASSWORD&#64;host",
 )  # fmt: skip
 """Texts of `--params`"""
 COMPONENTS = {

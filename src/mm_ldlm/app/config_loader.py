@@ -83,10 +83,11 @@ class LayeredConfigLoader(OmegaConfigLoader):
             raise
         except ConfigurationError as error:
             raise UnreadableConfiguration(mask(str(error))) from None
-        except (OmegaConfBaseException, ValueError, RecursionError, TypeError, AttributeError) as error:
+        except (OmegaConfBaseException, ValueError, RecursionError, TypeError, AttributeError, OSError) as error:
             raise UnreadableConfiguration(
                 f"the configuration '{key}' of the environment '{self.env or self.default_run_env}' in "
-                f"{self.conf_source} cannot be read: {reason_of(error, 1000)}. Correct the file that it names."
+                f"{mask(str(self.conf_source))} cannot be read: {reason_of(error, 1000)}. Correct the file that it "
+                "names."
             ) from error
 
     def _read_raw_config(self, key: str) -> tuple[dict[Path, DictConfig], dict[Path, DictConfig], str, str, set[Path]]:

@@ -136,6 +136,7 @@ def read_rows(file: InputFile, *, widths: Callable[[list[str]], bool] | None = N
     tabs = "\t" in text.partition("\n")[0]
     lines: Iterable[str] = file.lines() if tabs else io.StringIO(text, newline="")
     dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
+    csv.field_size_limit(2**31 - 1)  # the file was read as a whole
     reader = csv.reader(lines, strict=True, **dialect)
     try:
         rows = [(reader.line_num, row) for row in reader if row]

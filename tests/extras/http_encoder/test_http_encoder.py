@@ -239,7 +239,7 @@ def test_the_key_is_sent_and_shown_nowhere(
 @pytest.mark.parametrize(
     "values",
     [{"url": "ftp://host/v1"}, {"url": "https://"}, {"url": "http://[::1"}, {"url": "https://host:0"},
-     {"url": "https://u:p@host"}, {"url": "https://host/v1?key=x"}, {"url": "https://höst"}, {"name": " "},
+     {"url": "https://u:p@host"}, {"url": "https://host/v1?key=x"}, {"url": "https://höst"}, {"url": "http://999.1.1.1/v1"}, {"url": "http://[v1.x]/v1"}, {"name": " "},
      {"shorten": True}, {"retries": -1}, {"min_cosine": 1.0}, {"timeout": 0}, {"connections": 65},
      {"key_variable": "sk-123"}, {"url": "http://example.org/v1", "key_variable": "KEY"}, {"batch_rows": 0}],
 )  # fmt: skip

@@ -120,7 +120,9 @@ def test_pitfall_30_every_text_of_a_layout_is_a_row(tmp_path: Path, lists: bool,
     names = ("train/a.txt", "train/b.txt", "other/c.txt", "d.txt", "train/e.md")
     files: dict[str, Any] = {f"texts/{name}".replace("/", slash): "text" for name in names}
     if lists:
-        files["train_data.json"] = [{"text_path": "texts/train/a.txt"}, {"text_path": 5}]
+        files["train_data.json"] = [{"text_path": f"texts{slash}train{slash}a.txt"}, {"text_path": 5}]
+    if packed:
+        files[f"texts{slash}train{slash}"] = ""  # archives also contain their folders
     rows = opened(folder_of(tmp_path, files, packed=packed))
     assert len(rows) == 5 + lists
     assert len(texts(rows)) == (1 if lists else 2)

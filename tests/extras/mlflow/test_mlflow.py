@@ -274,7 +274,8 @@ def test_what_is_no_database_is_refused(place: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "uri",
     ["user:S3cret@host", "http://user:S3cret%40host", "http://user:S3cret@host/", "http://user:a S3cret@host/", "http://S3cret@host", "ftp://S3cret",
-     "http://h/?token=S3cretS3cret", "sqlite:// S3cret", "S3cret S3cret", "", "http://", "a?S3cret"],
+     "http://h/?token=S3cretS3cret", "sqlite:// S3cret", "S3cret S3cret", "", "http://", "a?S3cret", "http://user:S3cret\uff20host", "mysql://user:S3cret&#64;host/db",
+     "http://[user:S3cret]/"],
 )  # fmt: skip
 def test_an_address_that_is_none_or_has_a_secret_is_refused_unseen(uri: str) -> None:
     with pytest.raises(ConfigurationError, match=r"tracking\.uri") as raised:
@@ -284,7 +285,7 @@ def test_an_address_that_is_none_or_has_a_secret_is_refused_unseen(uri: str) -> 
 
 @pytest.mark.parametrize(
     "uri", ["sqlite:///data/mlflow.db", "sqlite:////abs/x.db", "http://host:5000", "https://host/path", "databricks",
-            "postgresql+psycopg2://host/db", "file:///folder", "mlruns"],
+            "postgresql+psycopg2://host:5432/db", "file:///folder", "mlruns", "http://[::1]:5000/", "databricks://scope:prefix"],
 )  # fmt: skip
 def test_addresses_of_mlflow_are_accepted(uri: str) -> None:
     assert parse(TrackingConfig, {"enabled": True, "uri": uri, "experiment": "e"}, at="tracking").uri == uri

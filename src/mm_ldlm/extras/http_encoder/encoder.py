@@ -16,6 +16,7 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+import httpx2
 import numpy as np
 import numpy.typing as npt
 
@@ -180,8 +181,8 @@ def endpoint(url: str) -> str:
     """
     try:
         parts = urllib.parse.urlsplit(url.strip())
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
+        usable = parts.scheme in ("http", "https") and bool(httpx2.URL(url.strip()).host) and parts.port != 0
+    except (ValueError, httpx2.InvalidURL):
         usable = False
     if not usable or "@" in parts.netloc or parts.query or parts.fragment or not re.fullmatch("[!-~]+", parts.geturl()):
         raise InvalidValue(

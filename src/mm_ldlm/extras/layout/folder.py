@@ -34,7 +34,8 @@ class Folder:
         except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
             file.refuse("a folder or a .zip", f"another file, or a damaged one ({error})")
         for member in self._zip.infolist():
-            name = check_name(path, member.filename.replace("\\", "/")).as_posix()
+            member.filename = _plain(member.filename)
+            name = check_name(path, member.filename).as_posix()
             if name in self._members and not member.is_dir():
                 file.refuse("members of different names", f"two with the name {name}")
             self._members[name] = member
@@ -119,7 +120,7 @@ class Folder:
             raise SourceError(
                 f"{self.path}/{name}: expected a JSON list of objects, found {type(found).__name__}. Write it again."
             )
-        return found
+        return [item | {key: _plain(item[key]) for key in item if key.endswith("_path")} for item in found]
 
     def describe(self, parts: list[str]) -> str:
         """Return a digest of the archive, or of the lists and the sizes of all texts.
@@ -134,6 +135,11 @@ class Folder:
         return fingerprint(
             [lists, [(name, stat.st_size, part != "texts" and stat.st_mtime_ns) for part, name, stat in found]]
         )
+
+
+def _plain(name: Any) -> Any:
+    """Return the name of a file with slashes, also where Windows wrote it; anything else unchanged."""
+    return name.replace("\\", "/") if isinstance(name, str) else name
 
 
 def paths_of(split: str, number: int) -> dict[str, str]:

@@ -5,9 +5,10 @@ import re
 from mm_ldlm.core import config, mask, refuse_if
 
 ADDRESS = re.compile(
-    r"^((sqlite|https?|file|databricks|uc|(mysql|postgresql|mssql)(\+[a-z0-9]+)?):/{2,3}\S+|databricks|[\w./-]+)$"
+    r"^((sqlite|https?|file|uc|(mysql|postgresql|mssql)(\+[a-z0-9]+)?)://(?=\S)([\w.-]*|\[[\da-f:.]+\])(:\d+)?([/?#]\S*)?"
+    r"|databricks(://[\w.-]+(:[\w.-]+)?)?|[\w./-]+)$"
 )
-"""Addresses that MLflow reads; a text without a scheme is a folder."""
+"""Addresses that MLflow reads, with a host and the number of a port; a text without a scheme is a folder."""
 EXPECTED = "expected the address of an MLflow server or database (sqlite:///FILE, http://HOST:PORT, …)"
 
 
