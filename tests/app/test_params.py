@@ -55,7 +55,22 @@ def test_documented_forms_are_read(text: str, expected: dict[str, Any]) -> None:
     assert parse_params(text) == expected
 
 
-@pytest.mark.parametrize("text", ["foo", "=1", "a.=1", ".a=1", "a=[1,2", "a=]", "a={b", "a='x", "a=[1]x,b=2", "a=1,b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "foo",
+        "=1",
+        "a.=1",
+        ".a=1",
+        "a=[1,2",
+        "a=]",
+        "a={b",
+        "a='x",
+        "a=[1]x,b=2",
+        "a=1,b",
+        "a." * 900 + "b=1," + "a." * 900 + "c=2",
+    ],
+)
 def test_a_fault_is_refused_with_an_example(text: str) -> None:
     if text == "a=]":
         assert parse_params(text) == {"a": "]"}

@@ -103,7 +103,8 @@ OVERRIDES = (
     "data={a}", "data=s3://bucket/x", "data=http://[::1", "seed=", "=", "model.dim", "model.dim=1=2", "a=[", "a={b: ",
     "x=" + "[" * 2000, "model={dim: 3", "seed=1,seed=2", "model.dim=3,model=4", "a" * 9000, "seed=\x00", "seed=\ud800",
     "seed=*a", "seed=&a 1", "a=${b}", "a=${oc.env:HOME}", "a=!!python/object:os.abort", "a.b.c.d.e=1,a.b=2", ",,,", "{", "}",
-    '{"model": {"dim": 3}}', '{"seed": NaN}', "tracking.uri=user:PASSWORD@host", "tracking.uri=http://user:a PASSWORD@host/",
+    '{"model": {"dim": 3}}', '{"seed": NaN}', "a." * 2000 + "b=1", "a." * 900 + "b=1," + "a." * 900 + "c=2",
+    "tracking.uri=user:PASSWORD@host", "tracking.uri=http://user:a PASSWORD@host/",
     "tracking.uri=http://user:PASSWORD\uff20host", "tracking.uri=http://user:PASSWORD&#64;host",
 )  # fmt: skip
 """Texts of `--params`"""

@@ -88,6 +88,7 @@ def test_many_problems_are_at_most_three_lines(problems: list[str]) -> None:
     lines = summarise(problems).split("\n")
     assert len(lines) <= 3
     assert lines[0] == errors.shorten(problems[0])
+    assert len(summarise([problem * 5000 for problem in problems])) < 2000
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,9 @@ class ProjectHooks:
             )
         if "run" in parameters:
             self._refuse_beyond_samples(executed)
-            log.info("run %s: the results are written to %s", parameters["run"], self._outputs)
         typed = check_parameters(parameters)
+        if "run" in parameters:
+            log.info("run %s: the results are written to %s", parameters["run"], self._outputs)
         for name, section in typed.items():
             catalog[f"params:{name}"] = MemoryDataset(section, copy_mode="assign")
         self._check_machine(pipeline, typed)

@@ -18,6 +18,7 @@ from mm_ldlm.core import (
     Registry,
     Seed,
     check,
+    foreign_code,
     nearest,
     parse,
     parse_kind,
@@ -149,13 +150,13 @@ def check_machine(typed: Mapping[str, Any], *, read: Collection[str], unused: Co
     Raises:
         ConfigurationError: something is missing; the message lists each with its parameter.
     """
-    problems = [
-        line
-        for name in typed
-        if name in read
-        for at, each in _configurations(typed[name], name)
-        for line in (*_absent_files(at, each), *(_lacking(at, each) if name not in unused else ()))
-    ]
+    problems = list[str]()
+    for name in [name for name in typed if name in read]:
+        for at, each in _configurations(typed[name], name):
+            with foreign_code(lambda reason, at=at: ConfigurationError(
+                f"parameter '{at}': its files and devices cannot be checked ({reason}). Correct the class of its kind."
+            )):  # fmt: skip
+                problems += [*_absent_files(at, each), *(_lacking(at, each) if name not in unused else ())]
     if problems:
         raise ConfigurationError(summarise(problems))
 

@@ -9,6 +9,7 @@ from omegaconf._utils import get_yaml_loader
 
 from mm_ldlm.app.config_loader import merge, parse_yaml
 from mm_ldlm.core import ConfigurationError, show
+from mm_ldlm.core.typed import DEEPEST
 
 _TOKEN = re.compile(r"""(?<=[\[{,:=])\s*(?:"(?:\\.|[^"\\])*"|'(?:''|[^'])*')|.""", re.DOTALL)
 """A quoted text where a value may begin, or one character"""
@@ -68,10 +69,19 @@ def nested(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Nest parameters whose keys may contain dots, as those of `--params` do: {"a.b": 1} becomes {"a": {"b": 1}}.
 
     Keys inside of values are names of their own, which may contain dots.
+
+    Raises:
+        ConfigurationError: a key has more than `DEEPEST` names.
     """
     made: dict[str, Any] = {}
     for key, value in parameters.items():
-        for part in reversed(str(key).split(".")):
+        parts = str(key).split(".")
+        if len(parts) > DEEPEST:  # merging and copying are recursive
+            raise ConfigurationError(
+                f"--params: expected at most {DEEPEST} names in a key, found {len(parts)} in {show(key, 80)}. Write "
+                "the key of a parameter."
+            )
+        for part in reversed(parts):
             value = {part.strip(): value}
         made = merge(made, value)
     return made

@@ -38,12 +38,20 @@ def texts_of(value: Any, *, name: str = "texts") -> list[str]:
     return texts
 
 
+def is_column(value: Any) -> bool:
+    """Return whether a value may have items of one dimension; an object that does not answer may."""
+    try:
+        return bool(getattr(value, "ndim", 1) == 1)
+    except Exception:  # of an object of the caller, such as a released memoryview
+        return True
+
+
 def listed(value: Any, *, name: str) -> list[Any]:
     """Return the items of a list, an iterator or one column as a list; everything else is refused."""
     try:
         if isinstance(value, (pa.Array, pa.ChunkedArray)):
             return list(value.to_pylist())
-        if isinstance(value, (str, bytes, Mapping, AbstractSet, pa.Table)) or getattr(value, "ndim", 1) != 1:
+        if isinstance(value, (str, bytes, Mapping, AbstractSet, pa.Table)) or not is_column(value):
             raise TypeError("not one column")
         return list(value)
     except Exception as error:  # of an iterator or an object of the caller

@@ -195,7 +195,7 @@ def run_config(path: Path, checkpoint: Path) -> dict[str, Any]:
 def dataset_folder(path: str | Path) -> Path:
     """Return the folder of a dataset, or the one in a data folder, which contains `05_model_input/dataset`."""
     inner = Path(path) / "05_model_input" / "dataset"
-    return inner if inner.is_dir() else Path(path)
+    return inner if os.path.isdir(inner) else Path(path)
 
 
 def _device(device: Any) -> torch.device:

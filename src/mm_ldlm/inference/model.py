@@ -22,6 +22,7 @@ from mm_ldlm.inference.arguments import (
     Floats,
     check_lengths,
     cosines_of,
+    is_column,
     listed,
     texts_of,
     vectors_of,
@@ -191,7 +192,7 @@ class LoadedModel:
         """
         if isinstance(value, Path) or (isinstance(value, str) and value.endswith(".npy")):
             value = vectors_of(read_array(value), dim=self.dim, name=str(value))
-        if not isinstance(value, (str, torch.Tensor)) and getattr(value, "ndim", 1) == 1:
+        if not isinstance(value, (str, torch.Tensor)) and is_column(value):
             value = listed(value, name=name)  # an iterator ends
         if isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], str)):
             texts = texts_of(value, name=name)

@@ -23,7 +23,7 @@ from mm_ldlm.data.corpus import ingestion
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.ingestion import conservation
 from mm_ldlm.data.corpus.record import comparison_form
-from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig
+from mm_ldlm.data.corpus.sources import Opening, Row, SourceConfig
 from mm_ldlm.data.corpus.splits import SplitConfig
 
 WORDS = ("a", "b", "Red", "red", "GREEN", "green", "é", "straße", "STRASSE", "", "\0", "ﬁ")
@@ -294,23 +294,30 @@ def test_empty_sources_and_sources_without_a_usable_row_stop_the_run(
         ingested(tmp_path / "b", lines(tmp_path, "a"), length={"min_characters": 10})
 
 
+ROWS: dict[str, Any] = {"none": None, "number": 3, "text": "a text", "row": Row(b"a text", "here", 2)}  # type: ignore[arg-type]
+"""What a source must not yield"""
+
+
 @config
 class Failing(SourceConfig):
     kind: str = "failing"
     raised: str
 
-    def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
+    def rows(self, opening: Opening) -> Iterator[Any]:
         yield Row("a text", "here", 1)
+        if self.raised in ROWS:
+            yield ROWS[self.raised]
         raise getattr(builtins, self.raised)
 
-    def describe(self, opening: Opening) -> None: ...
+    def describe(self, opening: Opening) -> Any:
+        return object() if self.raised == "describes" else None
 
 
-@pytest.mark.parametrize("raised", ["KeyError", "GeneratorExit", "SystemExit", "StopIteration"])
+@pytest.mark.parametrize("raised", ["KeyError", "GeneratorExit", "SystemExit", "StopIteration", "describes", *ROWS])
 def test_a_source_of_another_package_that_fails_is_refused_by_its_name(
     tmp_path: Path, refuses: Callable[..., Any], raised: str
 ) -> None:
-    with refuses(SourceError, f"{__name__}:Failing", "Correct its class"):
+    with refuses(SourceError, f"{__name__}:Failing", "expected"):
         ingested(tmp_path, {"kind": f"{__name__}:Failing", "raised": raised})
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from mm_ldlm.core import ConfigurationError, SourceError, foreign_code, show, to_dict
+from mm_ldlm.core import ConfigurationError, SourceError, check, foreign_code, show, to_dict
 from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.core.progress import shown
 from mm_ldlm.data.corpus import byte_level
@@ -189,7 +189,14 @@ def _rows(
 
 def _rows_in(source: SourceConfig, opening: Opening) -> Iterator[Row | BadRow]:
     rows = _call(source, lambda: iter(source.rows(opening)))
+    if not _is_ours(source):
+        name = f"a row of source '{source.label}'"
+        rows = (check(row, Row | BadRow, name=name, error=SourceError) for row in rows)
     yield from iter(lambda: _call(source, lambda: next(rows, None)), None)
+
+
+def _is_ours(source: SourceConfig) -> bool:
+    return type(source).__module__.startswith("mm_ldlm.")
 
 
 def _call(source: SourceConfig, method: Callable[[], T]) -> T:
@@ -197,7 +204,7 @@ def _call(source: SourceConfig, method: Callable[[], T]) -> T:
 
     An unknown error of a source of this package is a bug, and passes.
     """
-    if type(source).__module__.startswith("mm_ldlm."):
+    if _is_ours(source):
         return method()
     with foreign_code(lambda reason: SourceError(
         f"source '{source.label}': expected rows from {source.kind}, which failed ({reason}). Correct its class."
@@ -308,5 +315,12 @@ def _fingerprints(config: IngestionConfig, opening: Opening) -> dict[str, str]:
     if config.language_filter is not None:
         load_function(config.language_filter, at=LANGUAGE_FILTER)
         parameters["language_filter"] = describe_function(config.language_filter)
-    described = [_call(source, functools.partial(source.describe, opening)) for source in config.sources]
+    described = [_call(source, functools.partial(_description, source, opening)) for source in config.sources]
     return {"parameters": fingerprint(parameters), "sources": fingerprint(described)}
+
+
+def _description(source: SourceConfig, opening: Opening) -> Any:
+    """Return the description of a source, which has a fingerprint."""
+    found = source.describe(opening)
+    fingerprint(found)
+    return found
