@@ -240,6 +240,20 @@ def test_a_device_that_is_absent_is_named_where_it_is_used() -> None:
     check_machine(typed, read={"sampling"}, unused={"sampling"})
 
 
+@pytest.mark.parametrize("member", ["missing", "input_files", "__getattr__"])
+def test_a_class_of_another_package_that_cannot_answer_is_named(member: str) -> None:
+    class Quiet(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    def answer(*_: Any) -> Any:
+        raise Quiet
+
+    encoder = dataclasses.make_dataclass("Odd", [], namespace={member: answer})()
+    with pytest.raises(ConfigurationError, match=r"'encoder'.*Quiet"):
+        check_machine({"encoder": encoder}, read={"encoder"})
+
+
 def test_model_and_objective_are_those_of_a_run_that_is_chosen_by_its_path(tmp_path: Path) -> None:
     checkpoint = tmp_path / "run-1" / "checkpoints" / "step-00000005"
     checkpoint.mkdir(parents=True)

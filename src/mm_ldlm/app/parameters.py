@@ -150,13 +150,13 @@ def check_machine(typed: Mapping[str, Any], *, read: Collection[str], unused: Co
     Raises:
         ConfigurationError: something is missing; the message lists each with its parameter.
     """
-    problems = list[str]()
-    for name in [name for name in typed if name in read]:
-        for at, each in _configurations(typed[name], name):
-            with foreign_code(lambda reason, at=at: ConfigurationError(
-                f"parameter '{at}': its files and devices cannot be checked ({reason}). Correct the class of its kind."
-            )):  # fmt: skip
-                problems += [*_absent_files(at, each), *(_lacking(at, each) if name not in unused else ())]
+    problems = [
+        line
+        for name in typed
+        if name in read
+        for at, each in _configurations(typed[name], name)
+        for line in _problems(at, each, used=name not in unused)
+    ]
     if problems:
         raise ConfigurationError(summarise(problems))
 
@@ -173,6 +173,14 @@ def _configurations(value: Any, at: str) -> Iterator[tuple[str, Any]]:
         inner = dict(enumerate(value))
     for key, item in inner.items():
         yield from _configurations(item, path_of(at, key))
+
+
+def _problems(at: str, each: Any, *, used: bool) -> list[str]:
+    """List what this machine lacks for a configuration, whose class may be that of another package."""
+    with foreign_code(lambda reason: ConfigurationError(
+        f"parameter '{at}': its files and devices cannot be checked ({reason}). Correct the class of its kind."
+    )):  # fmt: skip
+        return [*_absent_files(at, each), *(_lacking(at, each) if used else ())]
 
 
 def _absent_files(at: str, each: Any) -> Iterator[str]:
