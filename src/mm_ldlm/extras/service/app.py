@@ -60,7 +60,7 @@ def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
     ) -> None:
         if key is None or given is None or not secrets.compare_digest(given.credentials.encode(), key.encode()):
             raise HTTPException(
-                401, "expected the header 'Authorization: Bearer KEY' with the key of this service.",
+                401, "expected the header 'Authorization: Bearer KEY' with the key of this service. Send it.",
                 {"WWW-Authenticate": "Bearer"},
             )  # fmt: skip
 
@@ -119,10 +119,7 @@ def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
         }  # fmt: skip
 
     for name, request in requests.items():
-        add(
-            f"/{name}", request.body, partial(tabulate, request), description=request.help, example=request.example,
-            tags=[request.tag],
-        )  # fmt: skip
+        add(f"/{name}", request.body, partial(tabulate, request), **request.about)
     add(
         "/v1/embeddings", Embeddings, embed, example={"input": [TEXT]}, tags=[OPENAI],
         description="Embed texts by the run's encoder or by its model, in the convention of OpenAI.",

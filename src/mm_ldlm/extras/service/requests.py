@@ -63,11 +63,8 @@ class Endpoint(NamedTuple):
     """Configuration with a field for each parameter"""
     columns: Sequence[str]
     """Parameters with one item for each row, or the number of rows"""
-    help: str
-    example: Mapping[str, Any]
-    """A body that can be sent"""
-    tag: str
-    """Group of the endpoint on the page of the service"""
+    about: Mapping[str, Any]
+    """What the page of the service shows: the description, an example of a body, and the groups (`tags`)"""
     limits: Limits
 
     def job(self, given: Any) -> Job:
@@ -120,8 +117,9 @@ def _endpoint(name: str, request: Request, limits: Limits) -> Endpoint:
     body: Any = type(name.title(), (), {"__annotations__": types, "__module__": __name__, **defaults})
     text = TEXT.replace("horse", defaults.get("mask", "horse"))
     example = {each.name: [text] if each.texts else 3 for each in request.parameters if each.required}
-    tag = WRITES if request.returns == "Texts" else READS
-    return Endpoint(function, config(body), columns, request.help, example, tag, limits)
+    tags = [WRITES if request.returns == "Texts" else READS]
+    about = {"description": request.help, "example": example, "tags": tags}
+    return Endpoint(function, config(body), columns, about, limits)
 
 
 def rows_of(limits: Limits, *, texts: bool, vectors: bool) -> Any:
