@@ -16,12 +16,13 @@
     return body;
   };
 
-  const post = async (request, body) => {
-    const response = await fetch(`/ask/${request}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
-    const answer = await response.json();
+  const get = async (address, options) => {
+    const response = await fetch(address, options).catch(() => { throw new Error("expected an answer of mm-ldlm explore, found none. Start the command again."); });
+    const answer = await response.json().catch(() => ({ detail: `expected an answer, found an error of the server (${response.status}). Its terminal shows the reason.` }));
     if (response.ok) return answer;
     throw new Error(answer.detail);
   };
+  const post = (request, body) => get(`/ask/${request}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
 
   // shows the answer of `work`, or why there is none; an answer that comes after a later question is left out
   const asks = new WeakMap();
@@ -125,11 +126,7 @@
 
   const draw = async (run, found = null) => {
     const box = document.getElementById("corpus");
-    if (!maps.has(run)) {
-      const response = await fetch(`/map/${run}`), points = await response.json();
-      if (!response.ok) throw new Error(points.detail);
-      maps.set(run, points);
-    }
+    if (!maps.has(run)) maps.set(run, await get(`/map/${run}`));
     await script();
     const { points, texts } = maps.get(run), ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
     const cloud = (places, words, marker, name) => ({ type: "scattergl", mode: "markers", name, x: places.map(([x]) => x), y: places.map(([, y]) => y), text: words.map(short), hovertemplate: "%{text}<extra></extra>", marker });
