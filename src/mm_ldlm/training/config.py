@@ -300,6 +300,6 @@ def refuse_empty_splits(counts: Mapping[str, int], *, read: Mapping[str, str]) -
         if not counts.get(split):
             raise ConfigurationError(
                 f"parameter '{parameter}' reads the split '{split}', which has no examples. Add texts, hold out more "
-                f"of them (`--params ingestion.splits.validation=0.1,ingestion.splits.test=0.1`), or set {parameter} "
-                "to 0."
+                "of them (`--params ingestion.splits.validation=0.1,ingestion.splits.test=0.1`, or 0.3 for fewer than "
+                f"30 texts, files or groups), or set {parameter} to 0."
             )

@@ -230,7 +230,8 @@ class _Records:
                     self.taken, self.size = [], 0
                 return
             except csv.Error as error:
-                for row in self._broken(str(error), width):
+                reason = f"{error}; inside quotation marks, a quotation mark is written twice"
+                for row in self._broken(reason, width):
                     yield row.line, row
 
     def _next_line(self) -> str | None:
