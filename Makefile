@@ -1,4 +1,4 @@
-# Each target installs what it needs when it is first called: `make run` the package, the others their extra besides.
+# Each target installs what it needs when it is first called: `make run` the package and its service, the others their extra.
 # Later calls install nothing. `uv` installs if it is on the machine, else pip.
 PYTHON ?= python3
 VENV   ?= .venv
@@ -32,7 +32,7 @@ install: $(DEV) ## create .venv and install for development (the other targets i
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("MM-LDLM needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) -e .
+	$(PIP) -e '.[service]'
 	@touch $@
 
 $(DEV): $(STAMP)
@@ -99,6 +99,7 @@ notebook: $(LAB) ## open notebooks/ with the catalog of ENV in the browser
 	$(BIN)/kedro jupyter lab --env=$(ENV) $(ARGS)
 
 mlflow: $(STAMP) ## show curves and parameters of all runs in the browser
+	@echo 'MLflow opens its view for GenAI: choose "Model training" at the top left once; the browser keeps the choice.'
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///data/mlflow.db $(ARGS)
 
 clean: ## remove caches and build leftovers; keeps data/ and .venv

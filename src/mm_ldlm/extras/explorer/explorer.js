@@ -151,7 +151,7 @@
     const run = runs[Number(form.elements.run?.value ?? 0)], choice = form.elements.sampler;
     if (choice) {
       const before = choice.value;
-      choice.replaceChildren(...run.samplers.map((kind, number) => make("option", { value: number ? kind : "", text: number ? kind : `${kind} (its own)` })));
+      choice.replaceChildren(...run.samplers.map((kind, number) => make("option", { value: number ? kind : "", text: number ? kind : `${kind} (default)` })));
       if (run.samplers.indexOf(before) > 0) choice.value = before;
     }
     const refused = form.dataset.ask && run.refused[form.dataset.ask];

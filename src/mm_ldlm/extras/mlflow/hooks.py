@@ -293,7 +293,7 @@ class TrackingHooks:
         """Compose the description of the run: what was executed on what, and the headline numbers."""
         rows = [*self._facts.items(), *((name, f"{value:.4g}") for name, value in self._headline.items())]
         table = ["", "| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)] if rows else []
-        return "\n".join([f"Runs {self._pipelines}.", "", f"`{self._command}`", *table])
+        return "\n".join([f"Pipelines: {self._pipelines}.", "", f"`{self._command}`", *table])
 
 
 def _commit(project: Path) -> dict[str, str]:
