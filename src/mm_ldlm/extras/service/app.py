@@ -24,8 +24,8 @@ from mm_ldlm.extras.service.requests import READS, TEXT, WRITES, Endpoint, Limit
 from mm_ldlm.inference import MMLDLM
 
 ABOUT = (
-    "Requests and answers are JSON objects; the `rows` of an answer are its table. A single text may be sent instead of "
-    "a list. No field is a path: where the help names a file or a folder, send texts or vectors."
+    "Requests and answers are JSON objects; the `rows` of an answer are its table. A single text may be sent "
+    "instead of a list. No field is a path: where the help names a file or a folder, send texts or vectors."
 )
 OPENAI, OPERATION = "In the convention of OpenAI", "Operation"
 TAGS = [
@@ -99,7 +99,8 @@ def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
         schemas.update(schema.pop("$defs", {}))
         content = {"application/json": {"schema": schema, "example": about.pop("example")}}
         app.add_api_route(
-            path, endpoint, methods=["POST"], summary=about["description"].split("\n")[0].replace("`", ""), dependencies=locked, **about,
+            path, endpoint, methods=["POST"], summary=about["description"].split("\n")[0].replace("`", ""),
+            dependencies=locked, **about,
             openapi_extra={"requestBody": {"required": True, "content": content}},
         )  # fmt: skip
 
