@@ -122,6 +122,14 @@ def hangs_beside_a_collective(folder: Path) -> None:
         collectives.sum_(torch.zeros(10))
 
 
+def waits_beside_a_collective(folder: Path) -> None:
+    from mm_ldlm.distributed.process import joined
+
+    with joined(device="cpu", timeout_minutes=1, threads=1):
+        (folder / f"joined-{RANK}").touch()
+        time.sleep(600)
+
+
 def waits(folder: Path) -> None:
     time.sleep(600)
 

@@ -153,6 +153,15 @@ def test_pitfall_45_ranks_end_with_a_launcher_that_is_killed_early(project: Path
     assert not survivors(launcher, after=0.0)
 
 
+def test_ranks_end_with_torchrun_when_it_is_killed(project: Path, tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "tests.distributed.ranks")
+    launcher = start(project, tmp_path, *torchrun, "waits_beside_a_collective", str(tmp_path))
+    while len([*tmp_path.glob("joined-*")]) < 2:
+        assert launcher.poll() is None
+        time.sleep(0.05)
+    assert not survivors(launcher, after=0.0)
+
+
 @pytest.mark.slow
 def test_twenty_early_kills_of_a_training_leave_no_process(
     run_kedro: Callable[..., Any], workshop: Path, project: Path

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from mm_ldlm.core import ConfigurationError, WorkerFailed
-from mm_ldlm.distributed import environment
+from mm_ldlm.distributed import entry, environment
 from mm_ldlm.distributed.environment import RankInfo
 
 CPU = torch.device("cpu")
@@ -51,6 +51,8 @@ def joined(
         WorkerFailed: The other ranks did not join within `timeout_minutes`.
     """
     rank_info = environment.rank_info()
+    if rank_info.agent_store:
+        entry.die_with_parent()  # torchrun ends no rank when it is killed
     if threads is not None:
         torch.set_num_threads(threads)
     chosen = choose_device(device, local_rank=rank_info.local_rank)
