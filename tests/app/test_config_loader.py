@@ -141,6 +141,7 @@ def test_a_layer_that_is_unknown_empty_or_repeated_is_refused(load: Load, refuse
         ("text/parameters.yml", b"a: http://user:S3cret@host: x", "line 1"), ("text/parameters.yml", b"\x00", "position 0"),
         ("text/parameters.yml", b"a: &a [*a]", "text"), ("text/parameters.yml", ALIASES, "values"),
         ("text/parameters.yml", MERGES, "values"),
+        ("text/parameters.yml", b"a: 1" + b":59" * 10_000 + b".5", "parameters.yml"),
         ("text/parameters.yml", b"x: [" * 5000, "parameters.yml"),
         ("text/parameters.yml", b"a: 1\n" + b"#" * 200_001, "parameters.yml"),
         ("text/parameters/other.yml", b"training: {lr: 3}", "training"),

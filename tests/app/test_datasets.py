@@ -1,6 +1,7 @@
 """Datasets of the catalog: what is saved is loaded, what is incomplete does not exist, what is wrong is refused."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from kedro.io import AbstractDataset, DatasetError
 
 from mm_ldlm.app.datasets import (
     FeaturesDataset,
+    FiguresDataset,
     FolderDataset,
     JsonDataset,
     RunDataset,
@@ -128,6 +130,14 @@ def test_previews_are_short_json(tmp_path: Path) -> None:
     table.save(pd.DataFrame({"a": []}))
     assert table.preview()["data"] == []
     assert StoreDataset(filepath=str(tmp_path / "no"), kind="rows", optional=True).preview()["data"] == []
+
+
+def test_a_figure_that_is_a_pipe_is_never_opened(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"data": [], "layout": {}}')
+    assert FiguresDataset(filepath=str(tmp_path)).load()["a"]().to_dict()["data"] == []
+    os.mkfifo(tmp_path / "b.json")
+    with pytest.raises(DatasetError, match="pipe"):
+        FiguresDataset(filepath=str(tmp_path)).load()
 
 
 def samples(texts: list[str], *, step: int, keep: bool = False) -> pd.DataFrame:

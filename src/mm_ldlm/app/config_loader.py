@@ -211,7 +211,7 @@ def parse_yaml(content: bytes, *, file: str) -> Any:
         if _size(node, {}) <= MOST_VALUES:
             return None if node is None else loader.construct_document(node)
         fault = f"expected at most {MOST_VALUES:,} values, found more"
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ArithmeticError, ValueError, RecursionError) as error:
         fault = reason_of(error, 1000)
     raise UnreadableConfiguration(f"{file} cannot be read as YAML: {fault}. Correct this place, or the line before.")
 

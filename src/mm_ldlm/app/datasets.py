@@ -136,6 +136,11 @@ class FiguresDataset(PartitionedDataset):
             path=filepath, dataset="plotly.JSONDataset", filename_suffix=".json", overwrite=True, metadata=metadata
         )
 
+    def load(self) -> dict[str, Any]:
+        for path in self._list_partitions():
+            refuse_other(path)
+        return super().load()
+
     def preview(self, name: str) -> PlotlyPreview:
         """Show one figure in kedro-viz."""
         return json.loads(self.load()[name]().to_json())

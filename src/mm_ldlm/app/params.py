@@ -61,7 +61,7 @@ def _value(text: str) -> Any:
     loader = get_yaml_loader()("")
     try:
         return loader.construct_object(yaml.ScalarNode(loader.resolve(yaml.ScalarNode, text, (True, False)), text))
-    except (yaml.YAMLError, ValueError):  # such as the merge key << and the marker =
+    except (yaml.YAMLError, ArithmeticError, ValueError):  # such as the merge key << and the marker =
         return text
 
 
