@@ -62,7 +62,8 @@ SEARCHES = [
     {"temperature": 1e-45},
 ]  # fmt: skip
 TEXTS = ["w1 w2", ["w1", "w2 w3"], ["w1 [MASK]"], "unknown words", ["w1 " * 40], ["w1\0"], ["w1"] * 3]
-IDS = [[[1, 2]], [[1, 2], [3]], [[]], [[21]], [[22]], [[23]], [[2**70]], [[1.0]], np.array([[1, 2]]), [[True]], ["ab"]]
+IDS = [[[1, 2]], [[1, 2], [3]], [[]], [[21]], [[22]], [[23]], [[2**70]], [[1.0]], np.array([[1, 2]]), [[True]], ["ab"],
+       memoryview(np.array([[3, 4]]))]  # fmt: skip
 HOW: dict[str, Any] = {"seed": [], "steps": [3], "sampler": SAMPLERS}
 COMMON = {**HOW, "length": LENGTHS}
 METHODS: dict[str, dict[str, Any]] = {

@@ -71,9 +71,9 @@ def check_lengths(counts: Sequence[int], texts: Sequence[str], *, most: int, of:
         )
 
 
-def check_tokens(ids: Any, texts: Any, *, shape: DataShape) -> None:
-    """Raise SamplingError unless each text has a row of 1..max_length ids of words."""
-    rows = listed(list(ids) if getattr(ids, "ndim", 1) == 2 else ids, name="ids")
+def check_tokens(ids: Any, texts: Any, *, shape: DataShape) -> list[Any]:
+    """Return the ids in rows; raise SamplingError unless each text has a row of 1..max_length ids of words."""
+    rows = listed(ids, name="ids") if is_column(ids) else list(np.atleast_1d(array_of(ids, name="ids")))
     names = texts_of(texts)
     if len(rows) != len(names):
         raise SamplingError(f"expected one row of ids for each of {len(names)} texts, found {len(rows)} rows.")
@@ -86,6 +86,7 @@ def check_tokens(ids: Any, texts: Any, *, shape: DataShape) -> None:
                 f"({shape.pad_id}, {shape.mask_id}), found {show(row, 60)}."
             )
     check_lengths([*map(len, rows)], names, most=shape.max_length, of=MODEL)
+    return rows
 
 
 # --- latents ----------------------------------------------------------------------------------------------------------

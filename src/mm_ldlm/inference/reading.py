@@ -53,7 +53,7 @@ def embed(
     model.capabilities.require("t2l")
     texts = texts_of(texts)
     ids = model.ids(texts, too_long=too_long) if ids is None else ids
-    check_tokens(ids, texts, shape=model.shape)
+    ids = check_tokens(ids, texts, shape=model.shape)
     seed, config = check(seed, Seed, name="seed"), latent_sampler_of(sampler, steps, draws)
     refuse_texts_beyond_memory(len(ids), tokens=model.max_length, numbers=2 * config.draws * model.dim)
     draws_Knd, calls = model.writer.draw(ids, sampler=config, seed=seed)
@@ -129,7 +129,7 @@ def score(
     draws, seed = check(draws, Draws, name="draws"), check(seed, Seed, name="seed")
     texts = texts_of(texts)
     ids = model.ids(texts) if ids is None else ids
-    check_tokens(ids, texts, shape=model.shape)
+    ids = check_tokens(ids, texts, shape=model.shape)
     raw_nd = None if latents is None else vectors_of(latents, dim=model.dim, count=len(ids))
     latents_nd = None if raw_nd is None else model.standardised(raw_nd)
     writer, is_bound = model.writer, model.capabilities.likelihood == "bound"

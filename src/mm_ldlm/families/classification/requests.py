@@ -99,19 +99,17 @@ def classify_tokens(
     """Classify tokenised texts (each of 1..max_length ids), or pairs with the second texts; see `classify`."""
     model.capabilities.require("classify")
     _refuse_second(model, given=second is not None)
-    sides = [ids] if second is None else [ids, second]
-    for side in sides:
-        check_tokens(side, texts, shape=model.shape)
+    sides = [check_tokens(side, texts, shape=model.shape) for side in ([ids] if second is None else [ids, second])]
     writer, classifier = model.writer, cast(Any, model.model)
 
     def work(batch: list[int]) -> Values:
         return _probabilities(classifier.class_logits(*(writer.padded([side[row] for row in batch]) for side in sides)))
 
-    lengths = [sum(len(side[row]) for side in sides) for row in range(len(ids))]
+    lengths = [sum(len(side[row]) for side in sides) for row in range(len(sides[0]))]
     with writer.computing(work, lengths, "classifying") as (batches, results):
         found = writer.joined(batches, results)
     probabilities = found.get(PROBABILITIES, np.zeros((0, len(classifier.classes))))
-    return Classes(tuple(texts), classifier.classes, probabilities, unknown=model.unknown(ids))
+    return Classes(tuple(texts), classifier.classes, probabilities, unknown=model.unknown(sides[0]))
 
 
 def classify_latents(model: MMLDLM, latents: Latents, sources: Sequence[str | None] | None = None) -> Classes:

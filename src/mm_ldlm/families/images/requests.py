@@ -103,7 +103,7 @@ class ImageWriter:
     ) -> Images:
         """Generate an image for each tokenised caption (of 1..max_length ids); see `draw`."""
         self.capabilities.require("caption_to_image")
-        check_tokens(ids, captions, shape=self.model.shape)
+        ids = check_tokens(ids, captions, shape=self.model.shape)
         seed, config = check(seed, Seed, name="seed"), latent_sampler_of(sampler, steps)
         if config.draws > 1:
             raise SamplingError(
