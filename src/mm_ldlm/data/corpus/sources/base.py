@@ -450,8 +450,10 @@ class TableConfig(TableFilesConfig):
         keys = {field.name: getattr(own, field.name) for field in dataclasses.fields(cls) if hasattr(own, field.name)}
         if lines:
             keys["vectors"] = "beside"
-        given = {field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default}
-        if ignored := given - {*keys, "vector_column"}:
+        if ignored := {each.name for each in dataclasses.fields(self) if getattr(self, each.name) != each.default} - {
+            *keys,
+            "vector_column",
+        }:
             raise SourceError(
                 f"source '{self.label}': {path} is read as {kind}, which does not read {', '.join(sorted(ignored))}. "
                 "Leave it out, or choose a file of another format."

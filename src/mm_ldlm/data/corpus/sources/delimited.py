@@ -230,8 +230,7 @@ class _Records:
                     self.taken, self.size = [], 0
                 return
             except csv.Error as error:
-                reason = f"{error}; inside quotation marks, a quotation mark is written twice"
-                for row in self._broken(reason, width):
+                for row in self._broken(f"{error}; inside quotation marks, a quotation mark is written twice", width):
                     yield row.line, row
 
     def _next_line(self) -> str | None:
