@@ -16,6 +16,7 @@ from mm_ldlm.app.datasets import WorkspaceDataset
 from mm_ldlm.app.locks import FOLDERS, lock_folders
 from mm_ldlm.app.parameters import SECTIONS, check_machine, check_parameters
 from mm_ldlm.app.progress import Follower, ProgressSink, follower_of
+from mm_ldlm.app.requests import COMMANDS
 from mm_ldlm.core import ConfigurationError
 from mm_ldlm.core.files import remove_temporaries
 from mm_ldlm.data.features import from_encoder, planned
@@ -36,6 +37,8 @@ _OF_A_RUN = {"sampling", "evaluation", "reporting", "sts"}
 """Pipelines that use a run that is chosen by its path"""
 _REQUESTS = {"l2t": "invert texts.txt --search", "unconditional": "generate 5"}
 """Commands for a finished run by the use that it must have; the first that fits is shown"""
+_FEW_STEPS = 100
+"""A run of fewer steps has learned next to nothing."""
 
 
 class ProjectHooks:
@@ -281,14 +284,20 @@ class ProjectHooks:
         if later := MAIN[MAIN.index(done[-1]) + 1 :]:
             env = f" --env={run_params['env']}" if run_params.get("env") else ""
             again = ", with the same --params" if run_params.get("runtime_params") else ""
-            log.info("next: mm-ldlm run%s --pipelines=%s%s", env, ",".join(later), again)
+            log.info("next: kedro run%s --pipelines=%s%s", env, ",".join(later), again)
             return
-        uses = self._catalog.load("params:objective").capabilities(self._catalog.load("params:model")).uses
+        load = self._catalog.load
+        if (steps := load("run")["step"]) < _FEW_STEPS:
+            log.info("a trial: after %d steps of training, scores and texts mean nothing yet", steps)
+        uses = load("params:objective").capabilities(load("params:model")).uses
+        requests = _REQUESTS | {use: f"{use} texts.txt" for use in sorted(uses) if use in COMMANDS}
         from mm_ldlm.data.encoders import no_encoder
 
-        reads = no_encoder(self._catalog.load("params:encoder")) is None
-        if requests := [words for use, words in _REQUESTS.items() if use in uses and (reads or use != "l2t")]:
-            log.info("next: mm-ldlm %s --run %s", requests[0], self._outputs)
+        reads = no_encoder(load("params:encoder")) is None
+        if found := [words for use, words in requests.items() if use in uses and (reads or use == "unconditional")]:
+            chosen = load("params:evaluation").checkpoint
+            checkpoint = "" if chosen == "latest" else f" --checkpoint {chosen}"
+            log.info("next: mm-ldlm %s --run %s%s", found[0], self._outputs, checkpoint)
 
     @hook_impl
     def on_pipeline_error(self) -> None:

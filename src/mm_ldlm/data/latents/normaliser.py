@@ -33,7 +33,9 @@ ENOUGH = 10
 """Rows for each dimension from which on "whitening" uses their covariance as it is"""
 TYPICAL_QUANTILES = (0.001, 0.999)
 TYPICAL_MARGIN = 1.15
-"""Quantiles of the norms of the validation split, and the factor by which the range is wider on both sides"""
+TYPICAL_ROWS = 100
+"""Quantiles of the norms of the validation split, the factor by which the range is wider on both sides, and the rows
+that it needs: that of fewer leaves out many of the same kind"""
 _NORMAL_IQR = 1.3489795003921634  # of a unit normal
 _READ_ROWS = 16_384
 
@@ -267,8 +269,8 @@ def fit(column: FixedColumn, *, rows: npt.NDArray[np.int64], config: NormaliserC
 
 
 def calibrated(normaliser: Normaliser, column: FixedColumn, *, rows: npt.NDArray[np.int64]) -> Normaliser:
-    """Copy a normaliser with the range of norms of these rows (those of the validation split), if there are any."""
-    if not len(rows):
+    """Copy a normaliser with the range of norms of these rows (those of the validation split), if there are enough."""
+    if len(rows) < TYPICAL_ROWS:
         return normaliser
     found = np.concatenate([norms(normaliser.standardise(piece)) for piece in _pieces(column, rows)])
     low, high = np.quantile(found, TYPICAL_QUANTILES)

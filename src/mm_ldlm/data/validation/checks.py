@@ -6,6 +6,7 @@ Findings do not raise errors here: `findings.enforce` raises them after the repo
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_ldlm.core import StoreError
+from mm_ldlm.core import StoreError, setting
 from mm_ldlm.data.corpus.record import PAIR, comparison_digest, described_by, group_of, meta_value, record_id
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.encoders import EncoderConfig
@@ -170,8 +171,8 @@ def check_quarantine(subject: Subject, found: Sequence[Finding]) -> Iterator[Fin
             "quarantine",
             f"{count} of {rows} rows ({100 * count / max(rows, 1):.2f} %) failed; at most {100 * most:.2f} % may fail. "
             f"{main.message}",
-            f"{main.remedy} If the rows of quarantine_validation are rightly left out, raise "
-            "validation.max_quarantine_fraction.",
+            f"{main.remedy} If the rows of quarantine_validation are rightly left out, add "
+            f"{setting('validation.max_quarantine_fraction', math.ceil(100 * count / rows) / 100)}.",
             count=count,
         )
 

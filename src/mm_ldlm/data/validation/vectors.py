@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mm_ldlm.core import setting
 from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder, no_encoder
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.store import ShardStore
@@ -201,17 +203,19 @@ def _duplicates(subject: Subject, latents: ShardStore, measured: Statistics) -> 
     if not len(later):
         return
     involved, most = int(counts[counts > 1].sum()), subject.config.max_duplicate_fraction
-    fraction = involved / len(candidates)
+    fraction, quarantine = involved / len(candidates), subject.config.on_duplicate_vector == "quarantine"
+    accepting = setting("validation.max_duplicate_fraction", math.ceil(100 * fraction) / 100)
     yield Finding(
-        "error" if fraction > most else "warning",
+        "error" if fraction > most and not quarantine else "warning",
         "duplicate vectors",
         f"{involved} rows ({100 * fraction:.2f} %) share their vector with a different text; at most "
         f"{100 * most:.2f} % may do so.",
-        "Texts that differ only in case or spacing may cause this; many duplicates indicate a broken encoder. "
-        "validation.on_duplicate_vector: quarantine keeps the first row of each.",
+        "Texts that differ only in case or spacing may cause this; many duplicates indicate a broken encoder, or "
+        f"vectors that were joined with other texts. {accepting} accepts them; "
+        f"{setting('validation.on_duplicate_vector', 'quarantine')} keeps the first row of each.",
         count=involved,
         examples=latents.strings("id").take(later[:MAX_EXAMPLES]),
-        failing=later if subject.config.on_duplicate_vector == "quarantine" else NO_ROWS,
+        failing=later if quarantine else NO_ROWS,
     )
 
 
