@@ -86,9 +86,9 @@ def refuses(request: pytest.FixtureRequest, messages: Messages) -> Callable[...,
     """
 
     @contextmanager
-    def refusing(error: type[BaseException], *named: Any) -> Iterator[None]:
+    def refusing(error: type[BaseException], *named: Any) -> Iterator[pytest.ExceptionInfo[BaseException]]:
         with pytest.raises(error) as raised:
-            yield
+            yield raised
         assert type(raised.value) is error
         message = str(raised.value)
         assert 20 <= len(message) <= LONGEST, message

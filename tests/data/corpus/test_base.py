@@ -59,12 +59,21 @@ def test_a_column_or_the_source_decides_the_split(kind: str, tmp_path: Path) -> 
 
 
 def test_missing_and_odd_columns_are_bad_rows_that_name_the_columns(tmp_path: Path) -> None:
-    keys = {"kind": "jsonl", **jsonl(tmp_path, [{"txet": "a"}, {"text": None}, {"text": "good", "label": ""}])}
+    keys = {"kind": "jsonl", **jsonl(tmp_path, [{"text": 5}, {"text": "good", "label": ""}])}
     assert reasons(read({**keys, "label_column": "label"}))[-1] == "no_label"
     found = read(keys)
-    assert reasons(found) == ["missing_column", "wrong_type"]
-    assert "txet" in found[0].detail  # type: ignore[union-attr]
-    assert texts(found) == ["good"]
+    assert (reasons(found), texts(found)) == (["wrong_type"], ["good"])
+    found = read({**keys, "columns": ["txet"]})
+    assert reasons(found) == ["missing_column"] * 2
+    assert "text" in found[0].detail  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TABULAR if kind != "csv"])  # a cell of a CSV file is not null
+@pytest.mark.parametrize("column", ["text", "other"])
+def test_null_in_place_of_a_text_is_empty_and_not_damage(kind: str, column: str, tmp_path: Path) -> None:
+    keys = written(kind, tmp_path / "in", [{**ROWS[0], column: None}, *ROWS[1:]]) | {"pair_column": "other"}
+    report = ingested(tmp_path / "out", keys, max_bad_fraction=0.0).report
+    assert (report["accepted"], report["quarantined_by_reason"]) == (2, {"empty": 1})
 
 
 @pytest.mark.parametrize(

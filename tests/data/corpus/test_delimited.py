@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.data.corpus.examples import read, reasons, texts
 
 from mm_ldlm.core import SourceError
-from mm_ldlm.data.corpus.sources import BadRow, Row
+from mm_ldlm.data.corpus.sources import BadRow, Row, delimited
 
 LIMIT = 300
 FIELD = st.text(st.sampled_from('ab ,"\n;é'), max_size=12)
@@ -121,8 +121,25 @@ def test_any_json_value_in_any_column_gives_one_row_or_one_bad_row(value: Any, c
     keys = {"meta_columns": ["meta"], "label_column": "label", "split_column": "split", "pair_column": "pair"}
     (row,) = read_raw(json.dumps(fields).encode() + b"\n", "jsonl", **keys)
     if isinstance(row, Row):
-        assert (row.text, row.pair) == (fields["text"], fields["pair"])
+        assert (row.text, row.pair) == (fields["text"] or "", fields["pair"] or "")
         assert row.meta["label"].encode()
+
+
+@settings(max_examples=60)
+@given(
+    lines=st.lists(st.sampled_from(['{"text": "a", "n": 1}', '{"text": null}', '{"n": 1}', " "]), max_size=9),
+    place=st.integers(0, 9), sniffed=st.sampled_from([0, 100]),
+)  # fmt: skip
+def test_a_column_that_is_in_another_line_is_empty_where_it_is_left_out(
+    lines: list[str], place: int, sniffed: int
+) -> None:
+    """In any line after it, and before it within the lines that are read ahead."""
+    place = place if sniffed else 0
+    lines = [*lines[:place], '{"text": "a", "n": 1}', *lines[place:]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delimited, "SNIFFED_LINES", sniffed)
+        found = read_raw("\n".join(lines).encode(), "jsonl")
+    assert texts(found) == ["a" if '"a"' in line else "" for line in lines]
 
 
 @pytest.mark.parametrize(

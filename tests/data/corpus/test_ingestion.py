@@ -6,6 +6,7 @@ import contextlib
 import json
 import multiprocessing
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_every_row_is_accepted_a_duplicate_or_quarantined(
         by_form.setdefault(comparison_form(row["text"]), set()).add(row["split"])
     assert all(len(splits) == 1 for splits in by_form.values())
     assert {comparison_form(text) for text in texts if "\0" not in text and text.strip()} <= by_form.keys() or near
-    assert str(report["accepted"]) in conservation(report)
+    assert all(f"{count} {split}" in conservation(report) for split, count in report["splits"].items())
 
 
 def test_pitfall_14_the_split_of_a_text_is_a_function_of_the_text_and_the_key(tmp_path: Path) -> None:
@@ -285,6 +286,24 @@ def test_too_many_damaged_rows_stop_the_run(tmp_path: Path, refuses: Callable[..
     assert ingested(tmp_path / "b", {**source, "columns": ["review"]}, max_bad_fraction=0.0).report["accepted"] == 5
 
 
+@pytest.mark.parametrize(("damaged", "count"), [(1, 90), (7, 25), (29, 100), (13, 25)])
+def test_the_option_of_the_message_leaves_out_damaged_rows_that_are_a_minority(
+    tmp_path: Path, refuses: Callable[..., Any], damaged: int, count: int
+) -> None:
+    """Neither empty texts nor pieces of texts change the fraction."""
+    texts: list[Any] = [5] * damaged + [None] + [f"{number} a b c d e f g" for number in range(count - damaged - 1)]
+    source, keys = lines(tmp_path, *texts), {"tokens": {"max_length": 4, "too_long": "split"}}
+    with refuses(SourceError, f"{damaged} of {count}", "wrong_type") as caught:
+        ingested(tmp_path / "a", source, max_bad_fraction=0.01, **keys)
+    assert "empty" not in str(caught.value)
+    option = re.search(r"`--params ingestion\.max_bad_fraction=([0-9.]+)`", str(caught.value))
+    assert (option is None) == (2 * damaged > count)
+    if option is not None:
+        fraction = float(option[1])
+        assert fraction - 0.01 < damaged / count
+        assert ingested(tmp_path / "b", source, max_bad_fraction=fraction, **keys).report["damaged"] == damaged
+
+
 def test_empty_sources_and_sources_without_a_usable_row_stop_the_run(
     tmp_path: Path, refuses: Callable[..., Any]
 ) -> None:
@@ -366,6 +385,19 @@ def test_a_column_that_is_missing_is_refused_with_the_columns_that_are_there(
         (tmp_path / "news.csv").write_text(f"{columns}\na{delimiter}b\n")
         with refuses(SourceError, "news.csv", f"`--params 'ingestion.delimiter=\"{delimiter}\"'`"):
             ingested(tmp_path, {**source, "delimiter": ","}, text_column="Title", max_bad_fraction=0.0)
+
+
+@pytest.mark.parametrize("column", ["text_column", "label_column", "vector_column", "group_column"])
+def test_a_number_of_a_column_is_kept_and_no_other_column_is_proposed(
+    tmp_path: Path, refuses: Callable[..., Any], column: str
+) -> None:
+    (tmp_path / "news.csv").write_text("a text,2,5.0,[1]\nanother,3,6.0,[2]\n")
+    source = {"kind": "table", "path": str(tmp_path / "news.csv"), "columns": ["a text"]}
+    for number, header, proposed in ((1, None, "`--params ingestion.header=false`"), (5, False, "0 to 3")):
+        keys = {"text_column": 0} if header is False else {}
+        with refuses(SourceError, f"'{number}'", proposed) as caught:
+            ingested(tmp_path, source, **{**keys, "header": header, column: number}, max_bad_fraction=0.0)
+        assert f"ingestion.{column}" not in str(caught.value)
 
 
 def test_only_columns_of_vectors_are_proposed_as_vectors(tmp_path: Path, refuses: Callable[..., Any]) -> None:

@@ -1,6 +1,7 @@
 """Conformance of all kinds of sources, those of families and extras included: no row is lost, whatever the bytes."""
 
 import json
+import logging
 import os
 import random
 import re
@@ -141,6 +142,29 @@ def test_files_of_a_list_and_a_glob_are_read_once_in_order(kind: str, tmp_path: 
     paths = [each["path"] for each in keys]
     assert texts(read({**keys[0], "path": [*paths, paths[0]]})) == ["b", "a"]
     assert texts(read({**keys[0], "path": str(tmp_path / "*" / Path(paths[0]).name)})) == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", ["text", "table", "jsonl"])
+def test_files_of_a_glob_are_counted_and_files_below_it_are_announced(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    suffix = "txt" if kind == "text" else "jsonl"
+    for name in ("a", "b", "c", "below/d", "below/e", ".hidden/f"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.{suffix}").write_text('{"text": "a"}\n')
+    keys = {"kind": kind, "name": "mine", "path": str(tmp_path / f"*.{suffix}")}
+    with caplog.at_level(logging.INFO, "mm_ldlm"):
+        described(keys)
+    assert "source 'mine': 3 files" in caplog.text
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert "2 files" in warning
+    caplog.clear()
+    keys["path"] = str(tmp_path / f"**/*.{suffix}")
+    assert f"path={keys['path']}" in warning
+    with caplog.at_level(logging.INFO, "mm_ldlm"):
+        described(keys)
+    assert [record.getMessage() for record in caplog.records] == ["source 'mine': 5 files"]
+    assert len(read(keys)) == 5
 
 
 def test_names_that_are_not_utf8_are_read(tmp_path: Path) -> None:

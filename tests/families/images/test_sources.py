@@ -92,13 +92,13 @@ def test_bad_images_of_a_folder_are_quarantined_with_their_reasons(tmp_path: Pat
         "large.png",
     )
     rows: list[dict[str, Any]] = [{"image": name, "text": name, "label": "fine"} for name in names]
-    rows += [{"text": "no column"}, {"image": 5, "text": "a number"}]
+    rows += [{"text": "no column"}, {"image": 5, "text": "a number"}, {"image": "good.png", "text": None}]
     files = {"good.png": encoded(picture(0)), "text.png": b"text", "large.png": encoded(picture(1, 40, 40, 3))}
     source = folder_of(tmp_path, rows, files) | {"max_pixels": 100}
     (tmp_path / "pictures/link.png").symlink_to(tmp_path / "secret.png")
     (record,), report = ingested(tmp_path, source)
     assert report["quarantined_by_reason"] == {
-        "missing_file": 1, "unsafe_path": 3, "broken_file": 1, "oversized": 1, "missing_column": 2
+        "missing_file": 1, "unsafe_path": 3, "broken_file": 1, "oversized": 1, "missing_column": 2, "empty": 1
     }  # fmt: skip
     assert json.loads(record["meta"])["label"] == "fine"
     assert np.array_equal(read_image(reference(record)), picture(0))

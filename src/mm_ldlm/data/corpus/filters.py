@@ -39,7 +39,7 @@ class LengthConfig:
     def check(self, text: str) -> None:
         """Raise `Unusable` for a text that is out of bounds."""
         if not text:
-            raise Unusable("empty", "only white space", text)
+            raise Unusable("empty", "no text, or only white space", text)
         for unit, count in (("characters", len(text)), ("words", len(text.split()))):
             low, high = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
             if count < low:

@@ -11,7 +11,7 @@ import functools
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from mm_ldlm.data.corpus.config import SHORT_FORMS, IngestionConfig
 from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, describe_function, load_function
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig
-from mm_ldlm.data.corpus.sources.base import printable
+from mm_ldlm.data.corpus.sources.base import DAMAGE, printable
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 from mm_ldlm.data.store import Manifest
 from mm_ldlm.data.store.fingerprint import fingerprint
@@ -149,7 +149,7 @@ def _run(
         for _, prepared in engine.run(preparation, chunks, ordered=True):
             merger.merge(prepared)
             bar.update(counts.total("read") - bar.n)
-            if counts.rows_in > EARLY_STOP_ROWS:
+            if counts.total("read") > EARLY_STOP_ROWS:
                 _check_damage(config, counts)
             if merger.waiting >= shard_rows:
                 progress.commit(merger.take_tables(), {**prepared.place, "counts": vars(counts), "done": False})
@@ -230,24 +230,33 @@ def _check(config: IngestionConfig, counts: Counts, ended: dict[str, bool]) -> N
     _check_damage(config, counts)
     if not counts.total("accepted"):
         raise SourceError(
-            f"none of the {counts.rows_in} rows was accepted: {_reasons(counts)}. Relax the limit that the reason "
-            "names (ingestion.length, tokenizer.max_length), or correct the sources."
+            f"none of the {counts.rows_in} rows was accepted: {_reasons(counts, counts.quarantined_by_reason)}. Relax "
+            "the limit that the reason names (ingestion.length, tokenizer.max_length), or correct the sources."
         )
 
 
 def _check_damage(config: IngestionConfig, counts: Counts) -> None:
-    if counts.damaged > config.max_bad_fraction * counts.rows_in:
+    """Refuse too large a fraction of damaged rows, with the option that leaves them out where they are a minority."""
+    read = counts.total("read")
+    if (fraction := counts.damaged / read) > config.max_bad_fraction:
         raise SourceError(
-            f"{counts.damaged} of {counts.rows_in} rows are damaged ({100 * counts.damaged / counts.rows_in:.1f} %), "
-            f"but ingestion.max_bad_fraction is {100 * config.max_bad_fraction:.1f} %: {_reasons(counts)}. "
-            "Correct the sources, or raise ingestion.max_bad_fraction to leave such rows out."
+            f"{counts.damaged} of {read} rows read are damaged ({100 * fraction:.1f} %), but "
+            f"ingestion.max_bad_fraction is {100 * config.max_bad_fraction:.1f} %: {_reasons(counts, DAMAGE)}. "
+            "Correct the sources"
+            + (
+                ", or leave such rows out: "
+                f"`--params ingestion.max_bad_fraction={-(-100 * counts.damaged // read) / 100}`."  # rounded up
+                if fraction <= 0.5
+                else "."
+            )
         )
 
 
-def _reasons(counts: Counts) -> str:
+def _reasons(counts: Counts, named: Collection[str]) -> str:
     return "; ".join(
         f"{number} {reason} (first: {counts.first_example_by_reason[reason]})"
         for reason, number in counts.quarantined_by_reason.most_common()
+        if reason in named
     )
 
 
@@ -271,9 +280,12 @@ def conservation(report: dict[str, Any]) -> str:
     """Describe where all rows are: "read + from splitting = accepted + duplicates + quarantined", with reasons."""
     pieces = report["rows_from_splitting"]
     before = f"{report['rows_read']} rows read" + (f" + {pieces} from splitting" if pieces else "")
-    after = [f"{report['accepted']} accepted"]
-    for outcome, kinds in (("duplicates", "duplicates_by_kind"), ("quarantined", "quarantined_by_reason")):
-        named = ", ".join(f"{count} {kind}" for kind, count in sorted(report[kinds].items()))
+    after = list[str]()
+    for outcome, counts in (
+        ("accepted", report["splits"].items()), ("duplicates", sorted(report["duplicates_by_kind"].items())),
+        ("quarantined", sorted(report["quarantined_by_reason"].items())),
+    ):  # fmt: skip
+        named = ", ".join(f"{count} {kind}" for kind, count in counts)
         after.append(f"{report[outcome]} {outcome}" + (f" ({named})" if named else ""))
     return f"{before} = {' + '.join(after)}"
 

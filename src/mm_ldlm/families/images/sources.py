@@ -91,7 +91,7 @@ class ImageFolderConfig(ImageFilesConfig):
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
         for row in self.captions(path, opening):
             try:
-                yield row if isinstance(row, BadRow) else self._captioned(row, path.parent)
+                yield row if isinstance(row, BadRow) or not row.text else self._captioned(row, path.parent)
             except Unusable as error:
                 yield error.at(row.file, row.line)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import glob
+import logging
 import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.corpus.record import GROUP, LABEL, PAIR, is_storable, label_text
 from mm_ldlm.data.corpus.splits import Split
 from mm_ldlm.data.store.fingerprint import file_sha256
+
+log = logging.getLogger(__name__)
 
 EXCERPT_CHARACTERS = 160
 DAMAGE = (
@@ -156,8 +159,21 @@ class SourceConfig:
             yield from self.read(path, opening)
 
     def describe(self, opening: Opening) -> Any:
-        """Return plain JSON that changes when the content changes."""
-        return describe_files(self.find())
+        """Return plain JSON that changes when the content changes; log how many files are read, and which are not."""
+        found = self.find()
+        if len(found) > 1:
+            log.info("source '%s': %d files", self.label, len(found))
+        for path in map(Path, self.paths):
+            if (
+                glob.has_magic(path.name)
+                and "**" not in path.parts
+                and (number := len(glob.glob(str(path.parent / "*" / path.name))))
+            ):
+                log.warning(
+                    "source '%s': %s leaves out at least %d files in subfolders. To read them too: %s",
+                    self.label, path, number, setting("ingestion.path", str(path.parent / "**" / path.name)),
+                )  # fmt: skip
+        return describe_files(found)
 
     @property
     def label(self) -> str:
@@ -270,10 +286,15 @@ class ColumnsConfig(SourceConfig):
             )
 
     @property
+    def required(self) -> list[str]:
+        """Columns that every row must have: all that are read, but for those that are only kept in `meta`."""
+        single = ("group_column", "label_column", "pair_column", "vector_column", "split_column")
+        return [*self.columns, *filter(None, (getattr(self, key, None) for key in single))]
+
+    @property
     def read_columns(self) -> list[str]:
         """All columns that are read, each once."""
-        single = (self.group_column, self.label_column, self.pair_column, self.vector_column)
-        return list(dict.fromkeys([*self.columns, *self.meta_columns, *(name for name in single if name)]))
+        return list(dict.fromkeys([*self.columns, *self.meta_columns, *self.required]))
 
     @property
     def meta_keys(self) -> set[str] | None:
@@ -292,8 +313,7 @@ class ColumnsConfig(SourceConfig):
                     f"{file}: expected one column '{name}', found {count}. Rename or remove the others, because the "
                     "source would have to choose one of them."
                 )
-        missing = {*self.read_columns} - {*self.meta_columns, *names}
-        return None if missing else [name for name in self.read_columns if name in names]
+        return None if {*self.required} - {*names} else [name for name in self.read_columns if name in names]
 
     def rows_of(
         self, fields: Mapping[str, Any], *, file: str, line: int, split: str | None = None
@@ -357,9 +377,9 @@ class ColumnsConfig(SourceConfig):
 
     def _text(self, fields: Mapping[str, Any], name: str, option: str | None = None) -> str:
         value = self._cell(fields, name, option)
-        if not isinstance(value, str):
+        if not isinstance(value, str | None):
             raise Unusable("wrong_type", f"column '{name}' contains {type(value).__name__}, expected text", value)
-        return value
+        return value or ""
 
     def _label(self, fields: Mapping[str, Any], key: str, missing: str, known: Sequence[str] | None) -> str:
         column = getattr(self, key)
@@ -394,10 +414,6 @@ class TableFilesConfig(ColumnsConfig):
         super().__post_init__()
         if self.split and self.split_column:
             raise InvalidValue("give 'split' or 'split_column', not both", "split", "split_column")
-
-    @property
-    def read_columns(self) -> list[str]:
-        return list(dict.fromkeys([*super().read_columns, *([self.split_column] if self.split_column else [])]))
 
     def split_of(self, fields: Mapping[str, Any]) -> str | None:
         if self.split_column is None:

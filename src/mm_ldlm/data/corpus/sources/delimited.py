@@ -40,7 +40,7 @@ LOOKAHEAD = 16
 
 @config
 class JsonlConfig(TableFilesConfig):
-    """JSONL files, one JSON object per line.
+    """JSONL files, one JSON object per line; a column that other lines have and a line lacks is null there.
 
     Attributes:
         encoding: any encoding of text in which ASCII characters are single bytes.
@@ -50,16 +50,28 @@ class JsonlConfig(TableFilesConfig):
     encoding: Encoding = "utf-8"
 
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
+        required = {*self.required}
+        known = {
+            name
+            for found in itertools.islice(self._objects(path, opening), SNIFFED_LINES)
+            if isinstance(found, dict)
+            for name in required & found.keys()
+        }
+        for number, found in enumerate(self._objects(path, opening), start=1):
+            if isinstance(found, dict):
+                known |= required & found.keys()
+                found |= dict.fromkeys(sorted(known - found.keys()))
+                yield from self.rows_of(found, file=str(path), line=number)
+            else:
+                yield found
+
+    def _objects(self, path: Path, opening: Opening) -> Iterator[dict[str, Any] | Row | BadRow]:
+        """Yield the object of each line, or its damaged row; the row of a blank line has no text."""
         for line in read_lines(path, encoding=self.encoding, max_bytes=opening.max_row_bytes):
-            if line.bad is not None:
-                yield line.bad
-                continue
             try:
-                fields = json_object(line.text)
+                yield line.bad or (json_object(line.text) if line.text.strip() else Row("", str(path), line.number))
             except Unusable as error:
                 yield error.at(str(path), line.number)
-            else:
-                yield from self.rows_of(fields, file=str(path), line=line.number)
 
 
 @config
@@ -122,7 +134,13 @@ class CsvConfig(TableFilesConfig):
         line = "".join(fields if self.header is True else map(str, fields.values()))
         marks = [each for each in line if not each.isalnum() and each not in " _-.!?'\"()"]
         found = super().remedy(fields, name, option)
-        if len(fields) == 1 and marks:
+        if name.isdecimal() and (self.header is True or (self.header is False and len(fields) > 1)):
+            found = (
+                "If the first line is not a header, add `--params ingestion.header=false`: the"
+                if self.header
+                else "The"
+            ) + f" columns are 0 to {len(fields) - 1}."
+        elif len(fields) == 1 and marks:
             mark = max(marks, key=marks.count)
             found = f"If {mark!r} divides its columns, add {setting('ingestion.delimiter', mark)}."
         elif option and self.header is True:

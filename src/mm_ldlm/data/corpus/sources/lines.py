@@ -78,8 +78,8 @@ class TextConfig(SourceConfig):
         return set()
 
     def describe(self, opening: Opening) -> Any:
-        texts = self.find()
-        return describe_files([*texts, *(self._vectors_of(path).check() for path in texts if self.has_vectors)])
+        vectors = [self._vectors_of(path).check() for path in self.find() if self.has_vectors]
+        return [*super().describe(opening), *describe_files(vectors)]
 
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
         lines = functools.partial(
