@@ -47,12 +47,20 @@ def loaded(kind: str = "image_text", *, images: bool = True, batch_tokens: int =
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_do_not_depend_on_the_batches_but_on_the_seed(kind: str) -> None:
-    many, one = loaded(kind).images, loaded(kind, batch_tokens=1).images
+    run = loaded(kind)
+    many, one = run.images, loaded(kind, batch_tokens=1).images
     drawn, again = (each.draw(ASKED, steps=2) for each in (many, one))
     np.testing.assert_allclose(drawn.pixels, again.pixels, atol=1e-5)
     assert not np.allclose(drawn.pixels, many.draw(ASKED, steps=2, seed=1).pixels)
     written, other = (each.caption(PIXELS, steps=2) for each in (many, one))
     assert written.tokens == other.tokens
+    found = run.traced().images.caption(PIXELS, steps=2)
+    assert found.tokens == written.tokens
+    if found.traces is None:
+        assert run.model.process is None, "captions that are noised as vectors have no words on the way"
+    else:
+        ends = [[word for word in trace.steps[-1].words if word != "[PAD]"] for trace in found.traces]
+        assert ends == [text.split() for text in written.texts]
     assert written.texts == tuple(" ".join(f"w{i}" if i < 10 else "[UNK]" for i in row) for row in written.tokens)
     both, parts = (each.generate(4, steps=3) for each in (many, one))
     assert both.captions == parts.captions

@@ -78,7 +78,8 @@ class ImageWriter:
         self.normaliser, self.size = loaded.normalisers[NORMALISER], loaded.shape.fields["images"]
         longest = loaded.max_length
         batch_tokens = max(longest, loaded.batch_tokens * longest // (longest + self.model.dim // VALUES_PER_TOKEN))
-        self._writer = Writer(self.model, batch_tokens=batch_tokens)
+        traced = loaded.writer.traced and self.model.process is not None  # vectors of captions have no words on the way
+        self._writer = Writer(self.model, batch_tokens=batch_tokens, traced=traced)
 
     def draw(
         self, captions: Sequence[str] | str, *, sampler: Any = "ddim", steps: int | None = None, seed: int = 0
