@@ -87,8 +87,12 @@ def test_its_mlflow_run_is_finished_and_has_its_curves(finished: Path) -> None:
 @pytest.mark.parametrize(
     ("pipeline", "made", "following"),
     [
-        ("validation", "validation_report.json", "run --env=test --pipelines=training,sampling,evaluation,reporting"),
-        ("reporting", "report.html", "invert texts.txt --search --run ROOT/data/test"),
+        (
+            "validation",
+            "validation_report.json",
+            "kedro run --env=test --pipelines=training,sampling,evaluation,reporting",
+        ),
+        ("reporting", "report.html", "mm-ldlm invert texts.txt --search --run ROOT/data/test"),
     ],
 )
 def test_a_pipeline_runs_alone_from_what_the_catalog_holds(
@@ -99,7 +103,7 @@ def test_a_pipeline_runs_alone_from_what_the_catalog_holds(
     caplog.set_level("INFO", "mm_ldlm")
     run_in_process(finished, [pipeline])
     assert artifact.stat().st_size > 0
-    assert f"next: mm-ldlm {following.replace('ROOT', str(finished))}" in caplog.text
+    assert f"next: {following.replace('ROOT', str(finished))}" in caplog.text
 
 
 @pytest.mark.parametrize("runner", [ParallelRunner, ThreadRunner])

@@ -96,9 +96,14 @@ def whole_text(text: str, pair: str | None) -> str:
 
 
 def label_text(value: Any) -> str | None:
-    """Return a label as text: text that is not empty, a whole number, or true or false; None for anything else."""
+    """Return a label as text: text that is not empty, a whole number, or true or false; None for anything else.
+
+    Tables store whole numbers as floats where a cell is empty.
+    """
     if isinstance(value, bool):
         return json.dumps(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return (str(value).strip() or None) if isinstance(value, (str, int)) else None
 
 

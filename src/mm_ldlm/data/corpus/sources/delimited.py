@@ -55,7 +55,7 @@ class JsonlConfig(TableFilesConfig):
             name
             for found in itertools.islice(self._objects(path, opening), SNIFFED_LINES)
             if isinstance(found, dict)
-            for name in required & found.keys()
+            for name in (*required & found.keys(), *list(found)[:12])  # the others are for the message
         }
         for number, found in enumerate(self._objects(path, opening), start=1):
             if isinstance(found, dict):

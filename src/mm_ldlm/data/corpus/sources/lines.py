@@ -175,7 +175,7 @@ def explain_decoding(error: UnicodeError, encoding: str, offset: int) -> str:
     place = offset + getattr(error, "start", 0)
     return (
         f"byte {place} of the file is not {encoding} ({getattr(error, 'reason', error)}): convert the file (iconv -f "
-        "latin1 -t utf-8), or set the source's 'encoding'"
+        "cp1252 -t utf-8 for one from Windows), or set the source's 'encoding'"
     )
 
 
