@@ -1,5 +1,6 @@
 """Ranks that the tests launch: `python -m tests.distributed.ranks CASE FOLDER`; those of `reports` are forked."""
 
+import contextlib
 import json
 import os
 import signal
@@ -50,6 +51,27 @@ def reports(folder: Path) -> None:
                     (wrapped.module(x).sum() * wrapped.gradient_scale).backward()
             found[strategy] = [full(p.grad).flatten().tolist() for p in model.parameters() if p.grad is not None]
     (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+def leaves_work(folder: Path) -> None:
+    """Leave the group while an operation of this rank waits for the other one, and drop the module after that."""
+    import torch
+    import torch.distributed as dist
+
+    from mm_ldlm.distributed.parallel import Parallel
+    from mm_ldlm.distributed.process import joined
+
+    rank, tensor = environment.rank_info().rank, torch.zeros(3)
+    with joined(device="cpu", timeout_minutes=1, threads=1) as process:
+        wrapped = Parallel(torch.nn.Linear(3, 1), process)
+        time.sleep(rank)
+        work = dist.all_reduce(tensor, async_op=True)
+        if rank == 1:
+            with contextlib.suppress(RuntimeError):  # the other one has ended
+                work.wait()
+        del work
+    del wrapped
+    (folder / f"{rank}.json").write_text("1")
 
 
 def tensors(rank: int) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """Collective operations, and the ways to average gradients, give every rank the numbers of all ranks together."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.distributed.ranks import reports, tensors
+from tests.distributed.ranks import leaves_work, reports, tensors
 from tests.forked import run_forked
 
 from mm_ldlm.distributed import collectives
@@ -57,3 +58,8 @@ def test_a_single_process_keeps_its_values() -> None:
     assert collectives.max_(value) is value
     assert collectives.gather("x") == ["x"]
     collectives.barrier()
+
+
+def test_a_rank_ends_whatever_it_has_left_behind(tmp_path: Path) -> None:
+    run_forked(leaves_work, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.json", "1.json"]

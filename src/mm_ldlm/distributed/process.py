@@ -1,9 +1,11 @@
 """The process group: join it, choose this rank's device, and leave it cleanly."""
 
+import atexit
 import contextlib
 import dataclasses
 import datetime
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +15,10 @@ from mm_ldlm.distributed import entry, environment
 from mm_ldlm.distributed.environment import RankInfo
 
 CPU = torch.device("cpu")
+_LEFT: list[Any] = []
+"""Groups that were left, until the process exits: if DDP held the last reference, its destructor would wait for the
+threads of gloo and keep the lock of the interpreter that they need, for ever (torch 2.13)"""
+atexit.register(_LEFT.clear)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +97,7 @@ def joined(
     try:
         yield Process(**vars(rank_info), device=chosen, backend=backend)
     finally:
+        _LEFT.append(dist.group.WORLD)
         # After an error the peers may be gone; an error of destroying the group must not hide the first one.
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
