@@ -166,13 +166,14 @@ def check_quarantine(subject: Subject, found: Sequence[Finding]) -> Iterator[Fin
     count = len(np.unique(np.concatenate([NO_ROWS, *failing.values()])))
     if count > (most := subject.config.max_quarantine_fraction) * max(rows, 1):
         main = max(found, key=lambda finding: len(finding.failing))
+        more = setting("validation.max_quarantine_fraction", math.ceil(100 * count / rows) / 100)
+        leaving_out = f" If the rows of quarantine_validation are rightly left out, add {more}." * (2 * count < rows)
         yield Finding(
             "error",
             "quarantine",
             f"{count} of {rows} rows ({100 * count / max(rows, 1):.2f} %) failed; at most {100 * most:.2f} % may fail. "
             f"{main.message}",
-            f"{main.remedy} If the rows of quarantine_validation are rightly left out, add "
-            f"{setting('validation.max_quarantine_fraction', math.ceil(100 * count / rows) / 100)}.",
+            f"{main.remedy}{leaving_out}",
             count=count,
         )
 

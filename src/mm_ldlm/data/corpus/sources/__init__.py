@@ -1,7 +1,8 @@
 """Sources of text: each yields rows and damaged rows, with their location.
 
 `base` has the keys that every kind reads, the rows, named columns and the registry; `lines` reads texts,
-`delimited` JSONL and CSV files, and `columnar` Arrow and Parquet files. Further sources belong to families and extras,
+`delimited` JSONL and CSV files, `columnar` Arrow and Parquet files, `hub` data sets of the hub, and `table` chooses one
+of them by the name of a file. Further sources belong to families and extras,
 which register them.
 """
 

@@ -41,11 +41,6 @@ SPLIT_WORDS: dict[str, str] = {
 }  # fmt: skip
 """Names of splits in sources → names used here"""
 Splits = dict[str, Literal["train", "validation", "test", "hash"]]
-_KINDS = {
-    ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl",
-    ".csv": "csv", ".tsv": "csv", ".txt": "csv",
-}  # fmt: skip
-"""Kind of the source for a suffix, except texts with vectors; a folder is one that `Dataset.save_to_disk` wrote"""
 AUTO = "auto"
 """Value of `delimiter` with which it is recognised"""
 Delimiter = Annotated[str, bounded(pattern=r"^([\s\S]|auto)$")]
@@ -427,97 +422,6 @@ class TableFilesConfig(ColumnsConfig):
         return SPLIT_WORDS[word.lower()]
 
 
-@config
-class TableConfig(TableFilesConfig):
-    """Files and folders whose format follows from their names, with the same columns.
-
-    The vectors of a text file are in the .npy file of the same name.
-
-    Attributes:
-        path: a file, a folder of a saved data set, a glob, or a list of them; relative to the working directory.
-        header, delimiter: of CSV files, as `CsvConfig`.
-    """
-
-    kind: str = "table"
-    header: Header = True
-    delimiter: Delimiter = AUTO
-
-    def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
-        for path in self.paths:
-            yield from self._kind_of(path).rows(opening)
-
-    def describe(self, opening: Opening) -> Any:
-        return [self._kind_of(path).describe(opening) for path in self.paths]
-
-    def _kind_of(self, path: str) -> Any:
-        suffix = Path(path.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
-        saved = any(map(os.path.exists, (f"{path}/dataset_dict.json", f"{path}/state.json")))
-        lines = suffix == ".txt" and self.has_vectors
-        kind = "disk" if saved else "text" if lines else _KINDS.get(suffix)
-        if kind is None:
-            self.file(path).refuse(
-                f"a file with one of the suffixes {', '.join(_KINDS)}, or the folder of a saved data set (folders of "
-                "texts: `--env=own_text`)",
-                "a folder" if os.path.isdir(path) else f"the suffix '{suffix}'" if suffix else "a name without suffix",
-            )
-        cls = SOURCES.load(kind)
-        delimiter = "\t" if suffix == ".tsv" and self.delimiter == AUTO else self.delimiter
-        own: Any = dataclasses.replace(self, kind=kind, name=self.label, path=path, delimiter=delimiter)
-        keys = {field.name: getattr(own, field.name) for field in dataclasses.fields(cls) if hasattr(own, field.name)}
-        if lines:
-            keys["vectors"] = "beside"
-        if ignored := {each.name for each in dataclasses.fields(self) if getattr(self, each.name) != each.default} - {
-            *keys,
-            "vector_column",
-        }:
-            raise SourceError(
-                f"source '{self.label}': {path} is read as {kind}, which does not read {', '.join(sorted(ignored))}. "
-                "Leave it out, or choose a file of another format."
-            )
-        return cls(**keys)
-
-
-@config
-class HubConfig(ColumnsConfig):
-    """A data set on the hub.
-
-    Attributes:
-        dataset: its name.
-        subset: its configuration (`name=` of `load_dataset`).
-        revision: commit or tag.
-        streaming: read while downloading; false downloads into the Hugging Face cache first.
-        splits: the splits to read, each mapped to train, validation, test, or hash (the project's hash split).
-    """
-
-    kind: str = "hub"
-    dataset: Annotated[str, bounded(min_length=1)]
-    subset: str | None = None
-    revision: str | None = None
-    streaming: bool = True
-    splits: Annotated[Splits, bounded(min_length=1)]
-
-    def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
-        import datasets
-
-        for name, split in held_out_first(self.splits):
-            number, place = 0, f"{self.dataset}[{name}]"
-            try:
-                loaded = datasets.load_dataset(
-                    self.dataset, self.subset, split=name, revision=self.revision, streaming=self.streaming
-                )
-                for number, fields in enumerate(loaded, start=1):
-                    yield from self.rows_of(fields, file=place, line=number, split=split)
-            except Exception as error:  # the hub, the network, the file format and the library raise many types
-                raise SourceError(
-                    f"source '{self.label}': {place} could not be read after {number} rows ({reason_of(error)}). "
-                    "Offline: save it on another machine with Dataset.save_to_disk, copy the folder here and use kind "
-                    "'disk'. An interrupted run continues where it stopped."
-                ) from error
-
-    def describe(self, opening: Opening) -> Any:
-        return {"dataset": self.dataset, "revision": self.revision}
-
-
 def held_out_first(splits: Mapping[str, str]) -> list[tuple[str, str | None]]:
     """Return (name in the source, split of its rows) in the order in which they are read; None is the hash split.
 
@@ -538,8 +442,8 @@ SOURCES = Kinds(
         "parquet": "mm_ldlm.data.corpus.sources.columnar:ParquetConfig",
         "arrow": "mm_ldlm.data.corpus.sources.columnar:ArrowConfig",
         "disk": "mm_ldlm.data.corpus.sources.columnar:DiskConfig",
-        "hub": "mm_ldlm.data.corpus.sources.base:HubConfig",
-        "table": "mm_ldlm.data.corpus.sources.base:TableConfig",
+        "hub": "mm_ldlm.data.corpus.sources.hub:HubConfig",
+        "table": "mm_ldlm.data.corpus.sources.table:TableConfig",
     },
     group="sources",
     interface=SourceConfig,

@@ -1,0 +1,64 @@
+"""Files whose format follows from their names."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mm_ldlm.core import SourceError, config
+from mm_ldlm.data.corpus.sources.base import AUTO, SOURCES, BadRow, Delimiter, Header, Opening, Row, TableFilesConfig
+
+_KINDS = {
+    ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl",
+    ".csv": "csv", ".tsv": "csv", ".txt": "csv",
+}  # fmt: skip
+"""Kind of the source for a suffix, except texts with vectors; a folder is one that `Dataset.save_to_disk` wrote"""
+
+
+@config
+class TableConfig(TableFilesConfig):
+    """Files and folders whose format follows from their names, with the same columns.
+
+    The vectors of a text file are in the .npy file of the same name.
+
+    Attributes:
+        path: a file, a folder of a saved data set, a glob, or a list of them; relative to the working directory.
+        header, delimiter: of CSV files, as `CsvConfig`.
+    """
+
+    kind: str = "table"
+    header: Header = True
+    delimiter: Delimiter = AUTO
+
+    def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
+        for path in self.paths:
+            yield from self._kind_of(path).rows(opening)
+
+    def describe(self, opening: Opening) -> Any:
+        return [self._kind_of(path).describe(opening) for path in self.paths]
+
+    def _kind_of(self, path: str) -> Any:
+        suffix = Path(path.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
+        saved = any(map(os.path.exists, (f"{path}/dataset_dict.json", f"{path}/state.json")))
+        lines = suffix == ".txt" and self.has_vectors
+        kind = "disk" if saved else "text" if lines else _KINDS.get(suffix)
+        if kind is None:
+            self.file(path).refuse(
+                f"a file with one of the suffixes {', '.join(_KINDS)}, or the folder of a saved data set (folders of "
+                "texts: `--env=own_text`)",
+                "a folder" if os.path.isdir(path) else f"the suffix '{suffix}'" if suffix else "a name without suffix",
+            )
+        cls = SOURCES.load(kind)
+        delimiter = "\t" if suffix == ".tsv" and self.delimiter == AUTO else self.delimiter
+        own: Any = dataclasses.replace(self, kind=kind, name=self.label, path=path, delimiter=delimiter)
+        keys = {field.name: getattr(own, field.name) for field in dataclasses.fields(cls) if hasattr(own, field.name)}
+        if lines:
+            keys["vectors"] = "beside"
+        changed = {each.name for each in dataclasses.fields(self) if getattr(self, each.name) != each.default}
+        if ignored := changed - {*keys, "vector_column"}:
+            raise SourceError(
+                f"source '{self.label}': {path} is read as {kind}, which does not read {', '.join(sorted(ignored))}. "
+                "Leave it out, or choose a file of another format."
+            )
+        return cls(**keys)
