@@ -102,13 +102,11 @@ class ProjectHooks:
         for feature in planned(typed).values() if "ingestion" in executed else ():
             feature.refuse_sources(typed["ingestion"].sources)
         samples = typed["sampling"].rows and typed["sampling"].tasks != ()
-        self._executed, self._splits = (
-            executed,
-            {
-                "training": splits_read(typed["training"]),
-                "sampling": {"sampling.rows": typed["sampling"].split} if samples else {},
-            },
-        )
+        self._executed = executed
+        self._splits = {
+            "training": splits_read(typed["training"]),
+            "sampling": {"sampling.rows": typed["sampling"].split} if samples else {},
+        }
         self._earlier = catalog.load(TIMINGS) if catalog.exists(TIMINGS) else {}
         self._seconds.clear()
         if self._first:
