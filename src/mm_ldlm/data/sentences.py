@@ -24,12 +24,14 @@ class Sentences:
     Attributes:
         ids: ids of the records.
         texts: texts of the records.
+        sources: names of the sources of the records.
         tokens: token ids of each text, without padding.
         latents_nd: (n, d) float32 raw encoder vectors; None if the dataset has no latents.
     """
 
     ids: tuple[str, ...]
     texts: tuple[str, ...]
+    sources: tuple[str, ...]
     tokens: tuple[tuple[int, ...], ...]
     latents_nd: npt.NDArray[np.float32] | None
 
@@ -56,6 +58,7 @@ class Sentences:
         return Sentences(
             ids=tuple(self.ids[i] for i in chosen),
             texts=tuple(self.texts[i] for i in chosen),
+            sources=tuple(self.sources[i] for i in chosen),
             tokens=tuple(self.tokens[i] for i in chosen),
             latents_nd=None if self.latents_nd is None else self.latents_nd[chosen],
         )
@@ -102,7 +105,8 @@ def read_sentences(dataset: Dataset, rows: Rows) -> Sentences:
     values, offsets = dataset.tokens.lists("input_ids").take(rows)
     tokens = tuple(tuple(int(v) for v in values[a:b]) for a, b in pairwise(offsets.tolist()))
     latents = dataset.require("latents").take(rows) if "latents" in dataset else None
-    return Sentences(tuple(ids), tuple(record.column("text").to_pylist()), tokens, latents)
+    texts, sources = (tuple(record.column(name).to_pylist()) for name in ("text", "source"))
+    return Sentences(tuple(ids), texts, sources, tokens, latents)
 
 
 def rows_of_ids(dataset: Dataset, ids: Sequence[str]) -> Rows:

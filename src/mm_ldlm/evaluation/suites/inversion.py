@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from mm_ldlm.data.corpus.record import comparison_form
 from mm_ldlm.data.sentences import Sentences, read_sentences, sample_rows, split_rows, texts_of_split
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval, Statistic, mean_of_counts, ratio_of_counts
 from mm_ldlm.evaluation.report.inputs import described_sampler, examples
@@ -29,6 +30,8 @@ BLEU_COLUMNS = ("bleu_sys", "bleu_ref", *(f"bleu_c{n}" for n in range(1, 5)), *(
 4."""
 AS_WRITTEN = "as_written_"
 """Begins the columns that compare with the sentence as it was written."""
+UP_TO_CASE = "up_to_case"
+"""Column of exact matches with the sentence as it was written, apart from case and white space"""
 OF_SWEEP = ("model_calls", "sentences_per_second", "exact_match", "token_accuracy", "bleu", "cosine", "exact_ratio")
 """Numbers of a point of the sweep in metrics.json"""
 FEWEST_HITS = 8
@@ -55,12 +58,15 @@ class Inversion(Suite):
         rows = score_rows(
             model.tokenizer, sentences.tokens, token_rows(samples), ids=sentences.ids, cosine=cosine_n,
             written=sentences.texts,
-        )  # fmt: skip
+        ).assign(source=sentences.sources)  # fmt: skip
         part = sentences.some(config.sweep_sentences, seed=seed)
         metrics: dict[str, Any] = {
             "sentences": len(rows),
             "metrics": summarise(rows, bootstrap),
             "by_length": by_length(rows, bootstrap, edges=config.length_edges),
+            "by_source": [
+                {"source": source, **scores_of_part(part, bootstrap)} for source, part in rows.groupby("source")
+            ],
             "sweep_sentences": len(part),
             "sweep": sweep(part, given),
         }
@@ -277,6 +283,8 @@ def score_rows(
         **_text_columns(texts, made),
     }
     if written is not None:
+        same = [comparison_form(a) == comparison_form(b) for a, b in zip(written, made, strict=True)]
+        columns[UP_TO_CASE] = same
         own = {"exact": [a == b for a, b in zip(written, made, strict=True)], **_text_columns(written, made)}
         columns |= {f"{AS_WRITTEN}{name}": values for name, values in own.items()}
     return pd.DataFrame(columns if cosine is None else {**columns, "cosine": np.asarray(cosine, np.float64)})
@@ -377,6 +385,7 @@ def summarise(rows: pd.DataFrame, bootstrap: Bootstrap) -> dict[str, Interval]:
         found["cosine"] = bootstrap.mean(rows["cosine"])
     if f"{AS_WRITTEN}exact" in rows:
         found |= {
+            "exact_match_up_to_case": bootstrap.proportion(rows[UP_TO_CASE]),
             "exact_match_as_written": bootstrap.proportion(rows[f"{AS_WRITTEN}exact"]),
             "token_set_f1_as_written": bootstrap.mean(rows[f"{AS_WRITTEN}set_f1"]),
             "bleu_as_written": bootstrap.of(bleu_of_counts(rows, columns=AS_WRITTEN), len(rows)),
@@ -393,19 +402,24 @@ def by_length(rows: pd.DataFrame, bootstrap: Bootstrap, *, edges: Sequence[int])
     for low, high in zip((1, *(edge + 1 for edge in edges)), (*edges, int(rows["length"].max())), strict=True):
         part = rows[rows["length"].between(low, high)]
         if len(part):
-            means = {name: part[name].mean() for name in ("set_f1", "rouge_l", "cosine") if name in part}
-            lines.append(
-                {
-                    "tokens": f"{low}–{high}" if low < high else str(high),
-                    "rows": len(part),
-                    "exact_match": bootstrap.proportion(part["exact"]),
-                    "token_accuracy": part["matches"].sum() / part["positions"].sum(),
-                    "bleu": bleu_of_counts(part)(np.ones((1, len(part))))[0],
-                    "chrf": chrf(part),
-                    **means,
-                }
-            )
+            tokens = f"{low}–{high}" if low < high else str(high)
+            lines.append({"tokens": tokens, **scores_of_part(part, bootstrap)})
     return lines
+
+
+def scores_of_part(part: pd.DataFrame, bootstrap: Bootstrap) -> dict[str, Any]:
+    """Summarise a part of the sentences: exact matches with intervals, and other metrics."""
+    means = {name: part[name].mean() for name in ("set_f1", "rouge_l", "cosine") if name in part}
+    exact = {name: bootstrap.proportion(part[name]) for name in (UP_TO_CASE, f"{AS_WRITTEN}exact") if name in part}
+    return {
+        "rows": len(part),
+        "exact_match": bootstrap.proportion(part["exact"]),
+        **exact,
+        "token_accuracy": part["matches"].sum() / part["positions"].sum(),
+        "bleu": bleu_of_counts(part)(np.ones((1, len(part))))[0],
+        "chrf": chrf(part),
+        **means,
+    }
 
 
 # -- baselines -------------------------------------------------------------------------------------------------------
