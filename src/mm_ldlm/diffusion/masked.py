@@ -30,8 +30,8 @@ class AbsorbingConfig(TextProcessConfig):
         t_min: smallest time drawn in training.
         loss_weighting: weights of the training loss. elbo: w(t) = −α'_t/(1 − α_t), those of the NELBO, with which the
             few tokens that are masked at a small t count as much as the many at a large t. constant: 2 for every masked
-            token, as in GIDD (arXiv:2503.04482, §4) without random words. The likelihood always has the weights of the
-            NELBO.
+            token at any t, the loss of masked language models, which bounds no likelihood. The likelihood always has
+            the weights of the NELBO.
     """
 
     only_masks: ClassVar[bool] = True

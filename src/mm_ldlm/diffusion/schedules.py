@@ -207,7 +207,10 @@ class GaussianSchedule(ABC):
 
 @config
 class CosineLatents(GaussianSchedule):
-    """Kind `cosine`: signal = cos((t+s)/(1+s)·π/2), with s = `offset` (arXiv:2102.09672)."""
+    """Kind `cosine`: signal = cos((t+s)/(1+s)·π/2), with s = `offset` (arXiv:2102.09672).
+
+    The signal is not divided by its value at t = 0, as it is there, and begins at .99992 instead of 1.
+    """
 
     kind: str = "cosine"
     offset: float = 0.008

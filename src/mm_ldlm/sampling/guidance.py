@@ -7,7 +7,10 @@ from mm_ldlm.core import SamplingError
 
 
 def guide_log_probs(conditional_MV: Tensor, unconditional_MV: Tensor, *, scale: float) -> Tensor:
-    """Compute `γ·log p_cond + (1−γ)·log p_uncond`, normalised again (arXiv:2412.10193).
+    """Compute `γ·log p_cond + (1−γ)·log p_uncond` of x_0, normalised again.
+
+    Where the noise is `[MASK]`, this is discrete classifier-free guidance (D-CFG, arXiv:2412.10193), which mixes the
+    posteriors of a step. Where it is words, the two differ.
 
     Both arguments are log-probabilities. Tokens that the conditional distribution excludes (−inf) stay excluded for
     every γ.

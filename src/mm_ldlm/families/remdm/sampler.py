@@ -1,18 +1,16 @@
 """ReMDM samplers: ancestral sampling that masks written tokens again and rewrites them (arXiv:2503.00307).
 
 In a step from t to s a written token returns to `[MASK]` with probability σ ≤ σ_max = min(1, (1 − α_s)/α_t), and a
-mask is unmasked with probability `(α_s − (1 − σ)α_t)/(1 − α_t)`, so the mask ratio follows the schedule for every σ.
-Tokens given at the start are never masked. The last step only unmasks.
+mask is unmasked with probability `(α_s − (1 − σ)α_t)/(1 − α_t)`. If σ is the same for all positions, the mask ratio
+follows the schedule. Tokens given at the start are never masked. The last step only unmasks.
 """
 
-import math
 from abc import abstractmethod
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from mm_ldlm.core import Fraction, bounded, config, refuse_if
+from mm_ldlm.core import Fraction, config, refuse_if
 from mm_ldlm.diffusion.masked import max_remask_ratio, remask_unmask_probability
 from mm_ldlm.sampling.base import UnmaskingSampler
 from mm_ldlm.sampling.denoising import Canvas, Grid, State, TextSample, TimestepSource, denoising_loop
@@ -46,27 +44,23 @@ class RemdmSampler(UnmaskingSampler):
         return True
 
     @abstractmethod
-    def sigma(self, largest_B: Tensor) -> Tensor:
-        """Compute σ (B,), the mean probability that a written token is masked again, from σ_max."""
-
-    def remask_weight(self, state: State) -> Tensor:
-        """Compute the factor (B, L) of σ for each written token; its mean over them is 1."""
-        return torch.ones_like(state.log_probs, dtype=torch.float64)
+    def sigma(self, largest_B1: Tensor, state: State) -> Tensor:
+        """Compute σ (B, 1) of all positions, or (B, L) of each, from σ_max."""
 
     def write(self, canvas: Canvas) -> TextSample:
         def levels(state: State) -> tuple[Tensor, Tensor, Tensor]:
-            """Return α_t, α_s and σ (B,) of a step."""
-            now_B, then_B = (self.alpha(state.grid, step) for step in (state.step, state.step + 1))
+            """Return α_t and α_s (B, 1) of a step, and σ."""
+            now_B1, then_B1 = (self.alpha(state.grid, step).unsqueeze(1) for step in (state.step, state.step + 1))
             remasks = self.remasks(1 - state.step / self.steps)
-            return now_B, then_B, self.sigma(max_remask_ratio(now_B, then_B)) if remasks else torch.zeros_like(now_B)
+            sigma = self.sigma(max_remask_ratio(now_B1, then_B1), state) if remasks else torch.zeros_like(now_B1)
+            return now_B1, then_B1, sigma
 
         def remask(state: State) -> Tensor:
-            sigma_B1 = levels(state)[2].unsqueeze(1)
-            return state.written & (state.uniform("return") < sigma_B1 * self.remask_weight(state))
+            return state.written & (state.uniform("return") < levels(state)[2])
 
         def query(state: State) -> Tensor:
-            probability_B1 = remask_unmask_probability(*levels(state)).unsqueeze(1)
-            return state.masked if state.last else state.masked & (state.uniform("unmask") < probability_B1)
+            probability = remask_unmask_probability(*levels(state))
+            return state.masked if state.last else state.masked & (state.uniform("unmask") < probability)
 
         return denoising_loop(
             canvas, self, timestep=self.timestep, query=query, remask=remask, skip_idle=self.skip_idle
@@ -79,9 +73,9 @@ class RemdmCapConfig(RemdmSampler):
 
     kind: str = "remdm_cap"
 
-    def sigma(self, largest_B: Tensor) -> Tensor:
-        """Return min(η, σ_max) (B,)."""
-        return largest_B.clamp_max(self.eta)
+    def sigma(self, largest_B1: Tensor, state: State) -> Tensor:
+        """Return min(η, σ_max) (B, 1)."""
+        return largest_B1.clamp_max(self.eta)
 
 
 @config
@@ -90,26 +84,27 @@ class RemdmRescaleConfig(RemdmSampler):
 
     kind: str = "remdm_rescale"
 
-    def sigma(self, largest_B: Tensor) -> Tensor:
-        """Return η·σ_max (B,)."""
-        return self.eta * largest_B
+    def sigma(self, largest_B1: Tensor, state: State) -> Tensor:
+        """Return η·σ_max (B, 1)."""
+        return self.eta * largest_B1
 
 
 @config
-class RemdmConfConfig(RemdmRescaleConfig):
-    """ReMDM-conf: σ = η·σ_max on average, distributed over the written tokens by softmax(−confidence).
+class RemdmConfConfig(RemdmSampler):
+    """ReMDM-conf: η·σ_max, divided among the written tokens by softmax(−confidence).
 
-    An uncertain token is remasked up to e times as often as the mean, and no probability may exceed 1: η ≤ 1/e.
+    As in the paper and its code (η = 1 there), the probabilities of a text add up to η·σ_max: a step masks at most one
+    token again on average, however long the text is. `[MASK]` has σ = 0, so that the mask ratio is slightly above the
+    schedule.
     """
 
     kind: str = "remdm_conf"
-    eta: Annotated[float, bounded(ge=0, le=1 / math.e)] = 0.1
+    eta: Fraction = 1.0
 
-    def remask_weight(self, state: State) -> Tensor:
-        """Compute softmax(−confidence) (B, L) over the written tokens, scaled to a mean of 1 over them."""
-        uncertainty_BL = (-state.log_probs.double().exp()).masked_fill(~state.written, -torch.inf)
-        weight_BL = torch.nan_to_num(uncertainty_BL.softmax(dim=1))  # a text without written tokens is all −inf
-        return weight_BL * state.written.sum(dim=1, keepdim=True)
+    def sigma(self, largest_B1: Tensor, state: State) -> Tensor:
+        """Return η·σ_max·softmax(−confidence) (B, L) over the written tokens, 0 elsewhere."""
+        doubt_BL = (-state.log_probs.double().exp()).masked_fill(~state.written, -torch.inf)
+        return self.eta * largest_B1 * torch.nan_to_num(doubt_BL.softmax(dim=1))  # without written tokens all are −inf
 
 
 @config
