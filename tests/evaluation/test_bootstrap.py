@@ -77,11 +77,17 @@ def test_fractions_of_zero_and_one_have_wilsons_interval(count: int, level: floa
         assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
-def test_the_interval_of_several_runs_covers_their_spread() -> None:
-    runs = [mean_of_counts(np.full(100, float(mean))) for mean in (1, 2, 3, 4, 5)]
-    found = FEW.replicates_of_runs(runs, 100)
-    assert found.std() == pytest.approx(np.std([1, 2, 3, 4, 5]) / np.sqrt(5), rel=0.15)
-    assert (FEW.replicates_of_runs(runs[:1], 100) == FEW.replicates_of(runs[0], 100)).all()
+@pytest.mark.parametrize("between", [0.0, 0.1, 3.0])
+def test_the_interval_of_several_runs_covers_the_truth(between: float) -> None:
+    """Sentences of spread 1, and three runs whose means spread less, as much as the sentences' mean, or far more."""
+    draw, items, rounds, hits = np.random.default_rng(0), 100, 1000, 0
+    for number in range(rounds):
+        means, sentences = draw.normal(0, between, 3), draw.normal(0, 1, items)
+        runs = [mean_of_counts(mean + sentences) for mean in means]
+        found, p = Bootstrap(100, seed=number).of_runs(runs, items)
+        hits += found["low"] <= 0 <= found["high"]
+        assert (p > 0.05) == (found["low"] <= 0 <= found["high"])
+    assert 0.93 <= hits / rounds <= 0.97
 
 
 def test_a_paired_difference_is_surer_than_the_difference_of_two_intervals() -> None:

@@ -50,15 +50,29 @@ class Bootstrap:
         """Compute a statistic on all replicates: (R,), or (R, …) for a statistic of several values."""
         return np.concatenate([statistic(counts_RN) for counts_RN in self.count_blocks(items)])
 
-    def replicates_of_runs(self, statistics: Sequence[Statistic], items: int) -> np.ndarray:
-        """Compute the mean of several runs' statistics on the same items: (R,).
+    def of_runs(self, statistics: Sequence[Statistic], items: int) -> tuple[Interval, float]:
+        """Compute the mean of several runs' statistics on the same items: its interval, and the p-value of zero.
 
-        Runs and items are resampled independently of one another (crossed, Owen 2007), so that an interval covers the
-        variation between runs as well. For one run this is `replicates_of`.
+        A bootstrap over few runs is too narrow. Several runs therefore have a t interval, whose variance is that of
+        the runs ÷ their number plus that of the mean over resampled items, with the degrees of freedom of Satterthwaite
+        (1946). One run has the percentile interval, which knows nothing of other runs.
         """
-        weight_RS = np.concatenate(list(self.count_blocks(len(statistics)))) / len(statistics)
-        value_RS = np.stack([self.replicates_of(statistic, items) for statistic in statistics], axis=1)
-        return (value_RS * weight_RS).sum(axis=1)
+        from scipy.stats import t
+
+        values_S = np.array([float(statistic(np.ones((1, items)))[0]) for statistic in statistics])
+        mean_R = np.mean([self.replicates_of(statistic, items) for statistic in statistics], axis=0)
+        found, value, runs = self.interval(float(values_S.mean()), mean_R), values_S.mean(), len(values_S)
+        if runs == 1:
+            # The observed sample counts as one more replicate, so that no p-value is 0 (Davison and Hinkley 1997).
+            below, above = ((side.sum() + 1) / (self.replicates + 1) for side in (mean_R <= 0, mean_R >= 0))
+            return found, float(min(1.0, 2 * min(below, above)))
+        parts = np.array([values_S.var(ddof=1) / runs, mean_R.var(ddof=1)])
+        if not (error := float(np.sqrt(parts.sum()))):
+            return found, float(value == 0)
+        freedom = error**4 / (parts**2 / np.array([runs - 1, max(items - 1, 1)])).sum()
+        reach = float(t.ppf((1 + self.level) / 2, freedom)) * error
+        found |= {"low": float(value - reach), "high": float(value + reach)}
+        return found, float(2 * t.sf(abs(value) / error, freedom))
 
     def interval(self, value: float, values_R: np.ndarray) -> Interval:
         """Compute the percentile interval around `value`.
@@ -113,23 +127,20 @@ class Bootstrap:
                 the other. One run each compares two runs.
 
         Returns:
-            a, b: their values; difference: b − a with its interval; p: the p-value of a difference of zero, at least
-            2/(R + 1), None for fewer than `FEWEST_PAIRS` items; verdict: too few, significant or not significant.
+            a, b: their values; difference: b − a with its interval; p: the p-value of a difference of zero, for one
+            run each at least 2/(R + 1), None for fewer than `FEWEST_PAIRS` items; verdict: too few, significant or not
+            significant.
         """
         once = np.ones((1, items))
         value_a, value_b = (float(np.mean([statistic(once)[0] for statistic in system])) for system in (a, b))
-        pairs = [_difference(one, two) for one, two in zip(a, b, strict=True)]
-        difference_R = self.replicates_of_runs(pairs, items)
-        found = self.interval(value_b - value_a, difference_R)
+        found, p = self.of_runs([_difference(one, two) for one, two in zip(a, b, strict=True)], items)
         enough = items >= FEWEST_PAIRS
         clear = enough and (found["low"] > 0 or found["high"] < 0)
-        # The observed sample counts as one more replicate, so that no p-value is 0 (Davison and Hinkley 1997).
-        below, above = ((side.sum() + 1) / (self.replicates + 1) for side in (difference_R <= 0, difference_R >= 0))
         return {
             "a": value_a,
             "b": value_b,
             "difference": found,
-            "p": float(min(1.0, 2 * min(below, above))) if enough else None,
+            "p": p if enough else None,
             "verdict": "too few" if not enough else "significant" if clear else "not significant",
         }
 

@@ -127,6 +127,24 @@ def test_pitfall_40_intervals_cover_seeds_and_sentences(tmp_path: Path) -> None:
     assert all("difference" not in row for row in found["rows"] if row["seed"] != "all")
 
 
+def test_more_members_and_fewer_seeds_prove_less(tmp_path: Path) -> None:
+    runs = {name: [ended(tmp_path, name, seed, costs(2.0 + 0.05 * number + 0.01 * seed * (-1) ** number, 10 * number + seed))
+                   for seed in (0, 1, 2)] for number, name in enumerate(("ar", "b", "c", "d"))}  # fmt: skip
+
+    def judged(members: str, seeds: int = 3) -> dict[str, Any]:
+        found = results_of(*(run for name in members.split() for run in runs[name][:seeds]))["paired"]
+        return {
+            name: each["differences"]["likelihood"]["differences"]["nats_per_token"] for name, each in found.items()
+        }
+
+    alone = {name: judged(f"ar {name}")[name]["p"] for name in "bcd"}
+    first, *others = sorted(alone, key=alone.__getitem__)
+    together = judged("ar b c d")
+    assert together[first]["p"] == pytest.approx(min(1, 3 * alone[first]))
+    assert all(alone[name] <= together[name]["p"] <= 3 * alone[name] for name in others)
+    assert {(each["p"], each["verdict"]) for each in judged("ar b c d", seeds=1).values()} == {(None, "one seed")}
+
+
 def test_means_are_of_the_numbers_that_all_seeds_have_and_of_no_ends_of_intervals(tmp_path: Path) -> None:
     more = {"perplexity": 10.0, "perplexity.low": 9.0, "l2t.bleu": 5.0}
     runs = [ended(tmp_path, "ar", seed, costs(2.0, seed), more if seed else {"perplexity": 20.0}) for seed in (0, 1)]

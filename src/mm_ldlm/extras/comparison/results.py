@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from mm_ldlm.core import EvaluationError
@@ -78,7 +77,7 @@ def collect(
     finished = {session.label: open_finished(session) for session, outcome in ended if outcome.status == "finished"}
     members = {name: [one for one in finished.values() if one.session.member == name]
                for name in dict.fromkeys(session.member for session in sessions)}  # fmt: skip
-    paired, rows = {}, []
+    paired, rows, last = {}, [], {}
     for name, runs in members.items():
         mine = [(session, outcome) for session, outcome in ended if session.member == name]
         rows += [_row(session, outcome, finished.get(session.label), reports) for session, outcome in mine]
@@ -90,7 +89,10 @@ def collect(
             )
         if name != config.reference:
             paired[name] = _against(members[config.reference], runs, config.reference, bootstrap)
-            rows[-1] |= _difference_columns(paired[name])
+            last[name] = rows[-1]
+    _judge(paired, level=bootstrap.level)
+    for name, row in last.items():
+        row |= _difference_columns(paired[name])
     return {
         "budget": str(config.budget or "each member's own max_steps"),
         "baseline": config.reference,
@@ -151,6 +153,28 @@ def _against(theirs: Sequence[Finished], ours: Sequence[Finished], name: str, bo
     return {"seeds": [one.session.seed for one in ours if one.session.seed in baseline], "differences": found}
 
 
+def _judge(paired: Mapping[str, Any], *, level: float) -> None:
+    """Correct the p-values of each score for the number of members (Holm 1979), and set the verdicts by them.
+
+    One seed says nothing about other seeds, and has no p-value.
+    """
+    tested: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for member in paired.values():
+        for suite, scores in member.get("differences", {}).items():
+            for metric, each in scores["differences"].items():
+                if each["p"] is None:
+                    continue
+                if len(member["seeds"]) == 1:
+                    each |= {"p": None, "verdict": "one seed"}
+                else:
+                    tested.setdefault((suite, metric), []).append(each)
+    for found in tested.values():
+        largest = 0.0
+        for rank, each in enumerate(sorted(found, key=lambda each: each["p"])):
+            largest = min(1.0, max(largest, each["p"] * (len(found) - rank)))
+            each |= {"p": largest, "verdict": "significant" if largest <= 1 - level else "not significant"}
+
+
 def _over_seeds(runs: Sequence[Finished], bootstrap: Bootstrap) -> dict[str, Any]:
     """Compute the mean over the seeds of every number that all runs have, and an interval of the cost.
 
@@ -162,8 +186,7 @@ def _over_seeds(runs: Sequence[Finished], bootstrap: Bootstrap) -> dict[str, Any
     if len(tables) == len(runs):
         tables = compare.shared(tables)
         statistics = [ratio_of_counts(rows["nll"], rows["tokens"]) for rows in tables]
-        value = float(np.mean([statistic(np.ones((1, len(tables[0]))))[0] for statistic in statistics]))
-        cost = bootstrap.interval(value, bootstrap.replicates_of_runs(statistics, len(tables[0])))
+        cost, _ = bootstrap.of_runs(statistics, len(tables[0]))
         means |= {f"nats_per_token{suffix}": cost[part] for part, suffix in ENDS.items()}
     return means
 
