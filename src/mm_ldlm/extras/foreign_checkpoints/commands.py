@@ -27,7 +27,10 @@ def import_checkpoint(source: str, run: str, like: str | None, **given: Any) -> 
     with messages_only():
         made = imported(Path(source), Path(run), like=None if like is None else Path(like), **given)
         form = "" if made.format is None else f" of the format {made.format}"
-        click.echo(f"{run}: {len(made.tensors)} parameters{form}; left out: {summary(made.left_out) or 'nothing'}")
+        averages = "with averaged weights (EMA)" if made.averaged else "without averaged weights (EMA)"
+        click.echo(
+            f"{run}: {len(made.tensors)} parameters{form}, {averages}; left out: {summary(made.left_out) or 'nothing'}"
+        )
         click.echo(
             f"Sample from it by `kedro run --pipelines=sampling --params run={run}` or MMLDLM.from_run({run!r}); start "
             f"a training by `--params training.init_from={Path(run).absolute()}`.",

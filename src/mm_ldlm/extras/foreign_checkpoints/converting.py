@@ -32,6 +32,8 @@ class Converted:
     """its key in `formats.FORMATS`; None: the names are those of this project"""
     left_out: list[str]
     """names of the checkpoint that became no parameter"""
+    averaged: bool = False
+    """whether the checkpoint also has averaged weights (EMA), which are imported beside the last ones"""
 
 
 def convert(

@@ -6,11 +6,12 @@ imported like.
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mm_ldlm.core import CheckpointError, ConfigurationError, parse_kind, show, to_dict
 from mm_ldlm.core.files import InputFile, new_directory, write_json
@@ -64,8 +65,12 @@ def import_checkpoint(
         for module in (root.model, root.objective):
             if isinstance(module, nn.Module):
                 init_weights(module, torch.Generator().manual_seed(0))
-        converted = _load(root, found, config)
-        _write(run, root, found, converted, config, parts)
+        converted = replace(_load(root, found, config), averaged=found.averages is not None)
+        tensors = {"model.safetensors": _copied(root)}
+        if found.averages is not None:
+            _load(root, replace(found, tensors=found.averages), config)
+            tensors["ema.safetensors"] = _copied(root)
+        _write(run, tensors, found, converted, config, parts)
     return converted
 
 
@@ -117,8 +122,12 @@ def _load(root: Any, found: legacy.Legacy, config: Mapping[str, Any]) -> Convert
     return converted
 
 
+def _copied(root: Any) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in saved_tensors(root).items()}
+
+
 def _write(
-    run: Path, root: Any, found: legacy.Legacy, converted: Converted, config: dict[str, Any], parts: Path
+    run: Path, tensors: Mapping[str, Any], found: legacy.Legacy, converted: Converted, config: dict[str, Any], parts: Path
 ) -> None:  # fmt: skip
     model, objective = kinds_of(config)
     shape, fingerprints = config["shape"], config["fingerprints"]
@@ -128,7 +137,6 @@ def _write(
         "identity": identity_of(model=model, shape=shape, objective=objective, fingerprints=fingerprints),
         "metrics": {},
     }
-    tensors = {name: value.detach().clone() for name, value in saved_tensors(root).items()}
     folders = {part.name: part for part in sorted(parts.iterdir()) if part.is_dir()}
     origin = {"file": found.file.name, "format": converted.format, "left_out": converted.left_out}
     try:
@@ -136,7 +144,7 @@ def _write(
             written = {**config, "model": to_dict(model), "objective": to_dict(objective), "shape": to_dict(shape)}
             write_json(new / CONFIG, {**written, "name": run.name, "imported": origin})
             folder.write(
-                new / CHECKPOINTS, step, tensors={"model.safetensors": tensors},
+                new / CHECKPOINTS, step, tensors=tensors,
                 documents={"training_state.json": document}, folders=folders,
             )  # fmt: skip
     except OSError as error:

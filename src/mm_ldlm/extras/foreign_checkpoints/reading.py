@@ -26,6 +26,8 @@ WRAPPERS = ("module.", "_orig_mod.", "model.", "backbone.")
 """Prefixes of parameters that DDP, `torch.compile` and trainers add."""
 _WEIGHTS = ("model_state_dict", "state_dict", "model", "module")
 """Keys of the weights in a file that contains more."""
+BUFFERS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+"""Ends of the names of tables in a state_dict that are no parameters"""
 _STATES = ("training_state.json", "state.json")
 _RECORDS = ("TrainingState",)
 """Names of classes whose objects are read as plain records of their fields, without the class."""
@@ -41,6 +43,8 @@ class Legacy:
     """by name, without wrappers; floating-point tensors are float32 or float64"""
     step: int | None
     """Number of steps of the training, if the checkpoint contains it"""
+    averages: dict[str, Tensor] | None = None
+    """The averaged weights (EMA), if the checkpoint contains them"""
 
 
 def read(path: Path) -> Legacy:
@@ -59,8 +63,10 @@ def read(path: Path) -> Legacy:
         content,
     )
     tensors = _checked(weights, file)
-    refuse_non_finite({name: t.float() for name, t in tensors.items()}, file, remedy="Choose another checkpoint.")
-    return Legacy(file, tensors, _step(content, file.parent))
+    averages = _averages(content, tensors, file)
+    for each in (tensors, averages or {}):
+        refuse_non_finite({name: t.float() for name, t in each.items()}, file, remedy="Choose another checkpoint.")
+    return Legacy(file, tensors, _step(content, file.parent), averages)
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -100,6 +106,27 @@ def _checked(weights: Any, file: Path) -> dict[str, Tensor]:
         low = value.is_floating_point() and value.dtype != torch.float64
         made[plain] = (value.detach().to(torch.float32) if low else value.detach()).contiguous()
     return made
+
+
+def _averages(content: Any, tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor] | None:
+    """Read the averaged weights of MDLM's trainer and its descendants: `ema.shadow_params`, in the order of the
+    parameters, without names.
+
+    Raises:
+        CheckpointError: their number or shapes are not those of the parameters.
+    """
+    ema = content.get("ema") if isinstance(content, Mapping) else None
+    values = ema.get("shadow_params") if isinstance(ema, Mapping) else None
+    if not isinstance(values, (list, tuple)):
+        return None
+    names = [name for name in tensors if not name.endswith(BUFFERS)]
+    shapes = [getattr(value, "shape", None) for value in values]
+    if shapes != [tensors[name].shape for name in names]:
+        raise CheckpointError(
+            f"{file}: expected {len(names)} averages in ema.shadow_params, of the shapes of the parameters, found "
+            f"{len(values)} of other shapes. Save the file without 'ema' to import the last weights."
+        )
+    return {**tensors, **_checked(dict(zip(names, values, strict=True)), file)}
 
 
 def _unexpected(file: Path, found: str) -> CheckpointError:
@@ -145,8 +172,9 @@ def _load(file: Path) -> Any:
         if refused:
             raise CheckpointError(
                 f"{file}: refused, because it contains objects of {', '.join(show(name, 60) for name in refused[:6])}. "
-                "Only tensors and plain values are read from such files. Where you trust the file, save its weights "
-                "alone: torch.save(model.state_dict(), 'model.pt')."
+                "Only tensors and plain values are read from such files. Where you trust the file, save its weights and "
+                "averages alone: torch.save({key: found[key] for key in ('state_dict', 'ema') if key in found}, "
+                "'model.pt')."
             )
         with torch.serialization.safe_globals([(_Record, name) for name in foreign]):
             return torch.load(file, map_location="cpu", weights_only=True)
