@@ -116,6 +116,15 @@ def test_pitfall_46_an_exact_cost_and_an_upper_bound_are_marked() -> None:
     assert paired_differences([result()], [result()], FEW)["likelihood"]["note"] == ""
 
 
+def test_pitfall_46_a_cost_that_leaves_the_length_out_is_compared_with_its_kind_only() -> None:
+    given = result("b", metrics={**METRICS, "nll.exact": 0.0, "nll.given_length": 1.0})
+    found = compare(result(), [given], FEW)
+    assert "length" in found["table"][0]["values"][1]["note"]
+    assert not found["paired"]["b"]["likelihood"]["differences"]
+    assert found["paired"]["b"]["likelihood"]["note"]
+    assert paired_differences([given], [given], FEW)["likelihood"]["differences"]
+
+
 def test_a_run_without_rows_is_shown_without_differences() -> None:
     found = compare(result(), [Result("tracked", {"l2t.bleu": 10.0})], FEW)
     assert found["paired"] == {}

@@ -17,7 +17,7 @@ import pandas as pd
 from mm_ldlm.core import EvaluationError, show
 from mm_ldlm.core.files import InputFile, write_bytes, write_json
 from mm_ldlm.evaluation.bootstrap import FEWEST_PAIRS, Bootstrap
-from mm_ldlm.evaluation.suites import PARTS, headlines, likelihood_kind, suites
+from mm_ldlm.evaluation.suites import GIVEN_LENGTH, PARTS, headlines, likelihood_kind, suites
 from mm_ldlm.evaluation.suites.base import Headline
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
@@ -165,8 +165,11 @@ def paired_differences(theirs: Sequence[Result], ours: Sequence[Result], bootstr
         if not suite.row_columns or len(present) < len(tables):
             continue
         common = shared(present)
+        kinds = {likelihood_kind(result.metrics) == GIVEN_LENGTH for result in (*theirs, *ours)}
         differences = {}
         for metric, statistic in suite.statistics(common).items():
+            if name == "likelihood" and len(kinds) == 2:
+                continue
             values = [statistic(table) for table in common]
             one, two = values[: len(theirs)], values[len(theirs) :]
             differences[metric] = bootstrap.difference(one, two, len(common[0]))
@@ -201,9 +204,12 @@ def _note(ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
         "The cost of {} is an upper bound (NELBO) and the other cost is exact; the difference includes the gap between "
         "the bound and the likelihood."
     )
+    if (likelihood_kind(ours) == GIVEN_LENGTH) != (likelihood_kind(theirs) == GIVEN_LENGTH):
+        return "Only one of the costs contains the length of the text: they are not compared."
     notes = {
         ("NELBO", "exact"): mixed.format("this run"),
         ("exact", "NELBO"): mixed.format("the other run"),
         ("NELBO", "NELBO"): "Both costs are upper bounds (NELBO).",
+        (GIVEN_LENGTH, GIVEN_LENGTH): "Both costs are upper bounds (NELBO) given the length.",
     }
     return notes.get((likelihood_kind(ours), likelihood_kind(theirs)), "")

@@ -117,8 +117,8 @@ def score(
 ) -> Scores:
     """Compute −log p of each text in nats: exact, or an upper bound (NELBO).
 
-    The upper bound is −log p(length) plus the NELBO of the tokens, with its standard error.
-    `capabilities.likelihood` states whether the value is exact.
+    The upper bound is −log p(length) plus the NELBO of the tokens, with its standard error. A run that has not learned
+    lengths leaves the first part out. `capabilities.likelihood` states which of the three it is.
 
     Args:
         ids: see `embed`.
@@ -132,11 +132,11 @@ def score(
     ids = check_tokens(ids, texts, shape=model.shape)
     raw_nd = None if latents is None else vectors_of(latents, dim=model.dim, count=len(ids))
     latents_nd = None if raw_nd is None else model.standardised(raw_nd)
-    writer, is_bound = model.writer, model.capabilities.likelihood == "bound"
+    writer, is_bound = model.writer, model.capabilities.likelihood != "exact"
     draws = draws if is_bound else 1
     refuse_texts_beyond_memory(len(ids), tokens=model.max_length, numbers=draws * (1 + len(STATISTICS)))
     lengths, length_nll = np.array([len(row) for row in ids], dtype=np.int64), np.zeros(len(ids))
-    if model.model.has_length:
+    if model.model.has_length and model.capabilities.likelihood != "given_length":
         log_probs_nN = writer.length_log_probs(latents_nd, rows=len(ids)).double().cpu().numpy()
         length_nll = -log_probs_nN[np.arange(len(ids)), lengths - 1]
         writer.check_finite(length_nll, "log probabilities of lengths")

@@ -111,9 +111,9 @@ class Scores:
     tokens: Ints
     """(n,) number of tokens of each text"""
     likelihood: str
-    """"exact" or "bound" """
+    """"exact", "bound" or "given_length" (`Capabilities`)"""
     length_nll: Floats
-    """(n,) −log p(length); 0 for a model with an end token, whose −log p is part of `token_nll`"""
+    """(n,) −log p(length); 0 for a model with an end token, whose −log p is part of `token_nll`, and given the length"""
     token_nll: Floats
     """(n,) −log p(tokens | length) or an upper bound on it, float64, mean over the draws"""
     standard_errors: Floats

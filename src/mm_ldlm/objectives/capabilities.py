@@ -46,7 +46,8 @@ class Capabilities:
     Attributes:
         uses: the uses of `USES` that training prepared the run for.
         fields: the fields of a batch that the run has ("latents").
-        likelihood: whether `score` returns the exact negative log-likelihood or an upper bound on it (the NELBO).
+        likelihood: whether `score` returns the exact negative log-likelihood, an upper bound on it (the NELBO), or the
+            NELBO given the length of the text, for a run that has not learned lengths.
         untrained_lengths: uses and joint orders in which the run cannot choose the length of a text → the reason; None
             where it can. The caller gives the number of tokens there.
         joint_orders: orders in which a text and its latent can be generated together; () for a run that generates no
@@ -59,7 +60,7 @@ class Capabilities:
 
     uses: frozenset[str]
     fields: tuple[str, ...] = ()
-    likelihood: Literal["exact", "bound"] = "bound"
+    likelihood: Literal["exact", "bound", "given_length"] = "bound"
     untrained_lengths: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     joint_orders: tuple[str, ...] = ()
     process: TextProcessConfig | None = None

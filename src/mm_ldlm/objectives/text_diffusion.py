@@ -52,10 +52,9 @@ class TextDiffusionConfig(ObjectiveConfig):
         """See `objectives.base.ObjectiveConfig.capabilities`."""
         require_interface(self, model, TextModel)
         no_lengths = untrained_lengths(self, given=None)
-        uses = {"unconditional", "infill", "score"}
         return Capabilities(
-            uses=frozenset(uses if no_lengths is None else uses - {"score"}),  # a score contains -log p(length)
-            likelihood="bound",
+            uses=frozenset({"unconditional", "infill", "score"}),
+            likelihood="bound" if no_lengths is None else "given_length",
             untrained_lengths={"unconditional": no_lengths},
             process=self.process,
             trained_as=f"objective {self.kind}, process {self.process.kind}",

@@ -34,6 +34,7 @@ class Validation:
         config, fields = spec.training, self.root.objective.fields
         capabilities = spec.objective.capabilities(spec.model)
         readable = [use for use in _SCORES if use == "score" or "latents" in fields]
+        self._given_length = capabilities.likelihood == "given_length"
         self._scores = next((use for use in readable if use in capabilities), None)
         batch = config.batch
         if config.validation_batch is not None:
@@ -46,8 +47,8 @@ class Validation:
     def __call__(self, step: int) -> dict[str, float]:
         """Compute `KIND/NAME` → average over all examples, equal on all ranks; `loss` is the mean of the totals.
 
-        `nll` and `perplexity` are those of the evaluation, from one draw for each text: per token, the length included,
-        without a latent if the run can score texts so.
+        `nll` and `perplexity` are those of the evaluation, from one draw for each text: per token, the length included if
+        the run has learned it, without a latent if the run can score texts so.
         """
         objective = self.root.objective
         generative = None if self._scores is None else objective.generative_model(self.root.model)
@@ -91,7 +92,7 @@ class Validation:
         generator = RowGenerator(step_seed(self.seed, draw, "validation/nll"), batch.position_B)
         nll_B = model.likelihood(batch.tokens_BL, latents_Bd=given, draws=1, generator=generator).nll_KB[0]
         lengths_B = batch.valid_BL.sum(dim=1)
-        if model.has_length:
+        if model.has_length and not self._given_length:
             log_probs_BN = model.length_log_probs(given, rows=len(nll_B)).double()
             nll_B = nll_B - log_probs_BN.gather(1, (lengths_B - 1).clamp(min=0)[:, None])[:, 0]
         real_B = batch.real_B

@@ -143,6 +143,9 @@ def test_the_command_makes_a_run_that_samples_without_data(tmp_path: Path) -> No
     made = MMLDLM.from_run(tmp_path / "runs" / "run", device="cpu")
     assert made.shape.max_length == 9
     assert [len(text.split()) for text in made.generate(3, length=5, seed=0).texts] == [5, 5, 5]
+    scores = made.score(["w1 w2", "w3"])
+    assert scores.likelihood == "given_length"
+    assert (scores.nll == scores.token_nll).all()
 
 
 def test_a_training_starts_from_the_imported_weights(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ registry; families register their suites in `COMPONENTS`, and other packages und
 Suites do not import Kedro. A suite that a run cannot support returns {"skipped": reason}, never a number.
 
 Their headline numbers are `metrics.json`, which is flat. Keys never change their meaning: fractions, accuracies and
-cosines lie between 0 and 1; BLEU, chrF and correlations are × 100; costs are nats per token, the length included; times
-are seconds. An interval adds KEY.low and KEY.high, a standard error KEY.standard_error. `nll.exact` is 1 if costs are
+cosines lie between 0 and 1; BLEU, chrF and correlations are × 100; costs are nats per token, the length included unless
+`nll.given_length` is 1; times are seconds. An interval adds KEY.low and KEY.high, a standard error KEY.standard_error. `nll.exact` is 1 if costs are
 exact negative log-likelihoods and 0 if they are upper bounds (NELBO). Metrics that do not apply to a run have no key.
 """
 
@@ -67,7 +67,10 @@ def most_important(numbers: Mapping[str, Any], *, count: int) -> list[str]:
     return [headline.key for headline in headlines(numbers) if headline.leading][:count]
 
 
+GIVEN_LENGTH = "NELBO given the length"
+
+
 def likelihood_kind(numbers: Mapping[str, float]) -> str:
-    """Return the kind of a run's costs as a label: "exact" or "NELBO", or "" if its metrics do not contain it."""
+    """Return the kind of a run's costs as a label: "exact", "NELBO" or `GIVEN_LENGTH`; "" if its metrics have none."""
     exact = numbers.get("nll.exact")
-    return "" if exact is None else "exact" if exact else "NELBO"
+    return "" if exact is None else "exact" if exact else GIVEN_LENGTH if numbers.get("nll.given_length") else "NELBO"

@@ -30,7 +30,11 @@ if TYPE_CHECKING:
     from mm_ldlm.evaluation.config import LikelihoodConfig, TextFile
     from mm_ldlm.inference.results import Scores
 
-LABELS = {"exact": "exact negative log-likelihood", "bound": "NELBO (upper bound)"}
+LABELS = {
+    "exact": "exact negative log-likelihood",
+    "bound": "NELBO (upper bound)",
+    "given_length": "NELBO given the length (upper bound)",
+}
 """`Capabilities.likelihood` → the label of a cost"""
 PARTS: dict[str, tuple[Any, str]] = {
     "unconditional": ("score", "nll"),
@@ -66,7 +70,7 @@ class Likelihood(Suite):
         found: Metrics = {
             "likelihood": capabilities.likelihood,
             "sentences": len(held),
-            "draws": config.draws if capabilities.likelihood == "bound" else None,
+            "draws": None if capabilities.likelihood == "exact" else config.draws,
             "left_out": [capabilities.refusal(PARTS[name][0]) for name in expected if name not in parts],
             **{name: _summary(scores, config) for name, scores in costs.items()},
             "zero_shot": {text.name: _zero_shot(model, text, cost, parts, config) for text in config.other_texts},
@@ -77,7 +81,7 @@ class Likelihood(Suite):
         return found, pd.DataFrame({"id": held.ids, "tokens": [len(row) for row in held.tokens], **columns})
 
     def numbers(self, metrics: Metrics) -> dict[str, Any]:
-        found: dict[str, Any] = {"nll.exact": metrics["likelihood"] == "exact"}
+        found: dict[str, Any] = {f"nll.{kind}": metrics["likelihood"] == kind for kind in ("exact", "given_length")}
         for name, suffix in (("unconditional", ""), ("given_latent", ".given_latent")):
             part = metrics.get(name, {})
             found |= {f"nll{suffix}.per_token": part.get("per_token"), f"perplexity{suffix}": part.get("perplexity")}
@@ -86,7 +90,8 @@ class Likelihood(Suite):
         return found | bits | {f"nll.{slug(name)}.per_token": part.get("per_token") for name, part in others.items()}
 
     def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
-        label, given = LABELS["exact" if numbers.get("nll.exact") else "bound"], "nll.given_latent.per_token"
+        kind = next((kind for kind in ("exact", "given_length") if numbers.get(f"nll.{kind}")), "bound")
+        label, given = LABELS[kind], "nll.given_latent.per_token"
         only_given = f"{label}, given the latent" if "nll.per_token" not in numbers else None
         return (
             Headline(
