@@ -15,9 +15,10 @@ import pytest
 from tests.damage import damaged_bytes
 from tests.data.corpus.examples import disk, read, reasons, texts
 
-from mm_ldlm.core import SourceError, UnsafePathError
+from mm_ldlm.core import SourceError, UnsafePathError, parse
+from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.record import meta_text
-from mm_ldlm.data.corpus.sources import Row
+from mm_ldlm.data.corpus.sources import Opening, Row
 
 
 def written(
@@ -203,6 +204,19 @@ def saved(folder: Path, **splits: list[str]) -> dict[str, Any]:
     whole = {name: datasets.Dataset.from_dict({"text": lines}) for name, lines in splits.items()}
     datasets.DatasetDict(whole).save_to_disk(str(folder / "set"), num_shards=dict.fromkeys(splits, 2))
     return {"kind": "disk", "path": str(folder / "set")}
+
+
+@pytest.mark.parametrize("copy", ["folder", "files"])
+def test_a_local_copy_is_read_instead_of_the_hub(copy: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, train=["c", "d"], test=["a", "b"])["path"]
+    if copy == "files":
+        path = str(tmp_path / "*.jsonl")
+        (tmp_path / "rows.jsonl").write_text("".join(f'{{"text": "{letter}"}}\n' for letter in "abcd"))
+    source = {"kind": "hub", "dataset": "no/such", "splits": {"train": "train", "test": "test"}}
+    config = parse(IngestionConfig, {"sources": [source], "path": path}, at="ingestion")
+    found = [(row.text, row.split) for row in config.sources[0].rows(Opening(0, 1000)) if isinstance(row, Row)]
+    splits = ["test", "test", "train", "train"] if copy == "folder" else [None] * 4
+    assert found == list(zip("abcd", splits, strict=True))
 
 
 def test_splits_of_a_data_set_are_named_and_held_out_ones_are_read_first(

@@ -27,7 +27,7 @@ class IngestionConfig:
     Attributes:
         sources: read one after another, or in proportion to their weights until one of them is exhausted; with `path`
             and `text_column` in the source that they change.
-        path: replaces the path of the one source that has a path.
+        path: replaces the path of the one source that has a path, or the hub.
         text_column, label_column, vector_column, group_column: replace the columns and the keys of that source, which
             must be a table; the number of a column, from 0, in a file without a header.
         header, delimiter: replace those keys of that source, which must be a CSV file.
@@ -83,7 +83,7 @@ class IngestionConfig:
                 continue
             if key.endswith("_column"):
                 value = str(value)
-            fitting = [source for source in self.sources if source.paths and hasattr(source, named)]
+            fitting = [source for source in self.sources if hasattr(source, named) and (source.paths or key == "path")]
             if len(fitting) != 1:
                 raise InvalidValue(
                     f"'{key}' replaces the '{named}' of the only source with a path that has it, found {len(fitting)}. "

@@ -322,8 +322,9 @@ def _fingerprints(config: IngestionConfig, opening: Opening) -> dict[str, str]:
     for plain, source in zip(parameters["sources"], config.sources, strict=True):
         for key, _ in source.files:  # the digests of the files are in the descriptions of the sources
             plain.pop(key, None)
-        if plain.get("group_column", "") is None:  # as before there were groups
-            plain.pop("group_column")
+        for key in ("group_column", "path"):
+            if plain.get(key, "") is None:  # as before there was this key
+                plain.pop(key)
     if config.language_filter is not None:
         load_function(config.language_filter, at=LANGUAGE_FILTER)
         parameters["language_filter"] = describe_function(config.language_filter)

@@ -1,10 +1,14 @@
-"""Data sets of the hub."""
+"""Data sets of the hub, or local copies of them."""
 
+import dataclasses
+import os
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from mm_ldlm.core import SourceError, bounded, config, reason_of
+from mm_ldlm.core import SourceError, bounded, config, reason_of, setting
 from mm_ldlm.data.corpus.sources.base import BadRow, ColumnsConfig, Opening, Row, Splits, held_out_first
+from mm_ldlm.data.corpus.sources.columnar import DiskConfig
+from mm_ldlm.data.corpus.sources.table import TableConfig
 
 
 @config
@@ -13,6 +17,8 @@ class HubConfig(ColumnsConfig):
 
     Attributes:
         dataset: its name.
+        path: read instead of the hub: a folder that `Dataset.save_to_disk` wrote, which has the splits, or files with
+            the columns, which are divided by the hash split.
         subset: its configuration (`name=` of `load_dataset`).
         revision: commit or tag.
         streaming: read while downloading; false downloads into the Hugging Face cache first.
@@ -21,12 +27,23 @@ class HubConfig(ColumnsConfig):
 
     kind: str = "hub"
     dataset: Annotated[str, bounded(min_length=1)]
+    path: str | None = None
     subset: str | None = None
     revision: str | None = None
     streaming: bool = True
     splits: Annotated[Splits, bounded(min_length=1)]
 
+    @property
+    def _copy(self) -> Any:
+        """The source of the local copy"""
+        cls: Any = DiskConfig if os.path.isdir(str(self.path)) else TableConfig
+        names = [each.name for each in dataclasses.fields(cls) if each.name != "kind" and hasattr(self, each.name)]
+        return cls(**{name: getattr(self, name) for name in names})
+
     def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
+        if self.path is not None:
+            yield from self._copy.rows(opening)
+            return
         import datasets
 
         for name, split in held_out_first(self.splits):
@@ -40,9 +57,11 @@ class HubConfig(ColumnsConfig):
             except Exception as error:  # the hub, the network, the file format and the library raise many types
                 raise SourceError(
                     f"source '{self.label}': {place} could not be read after {number} rows ({reason_of(error)}). "
-                    "Offline: save it on another machine with Dataset.save_to_disk, copy the folder here and use kind "
-                    "'disk'. An interrupted run continues where it stopped."
+                    "Offline: save it on another machine with Dataset.save_to_disk, copy the folder here, and name it "
+                    f"by {setting('ingestion.path', 'FOLDER')}. An interrupted run continues where it stopped."
                 ) from error
 
     def describe(self, opening: Opening) -> Any:
+        if self.path is not None:
+            return self._copy.describe(opening)
         return {"dataset": self.dataset, "revision": self.revision}
