@@ -113,7 +113,8 @@ class Scores:
     likelihood: str
     """"exact", "bound" or "given_length" (`Capabilities`)"""
     length_nll: Floats
-    """(n,) −log p(length); 0 for a model with an end token, whose −log p is part of `token_nll`, and given the length"""
+    """(n,) −log p(length); 0 given the length, and for a model with an end token, whose −log p is part of
+    `token_nll`"""
     token_nll: Floats
     """(n,) −log p(tokens | length) or an upper bound on it, float64, mean over the draws"""
     standard_errors: Floats

@@ -47,8 +47,8 @@ class Validation:
     def __call__(self, step: int) -> dict[str, float]:
         """Compute `KIND/NAME` → average over all examples, equal on all ranks; `loss` is the mean of the totals.
 
-        `nll` and `perplexity` are those of the evaluation, from one draw for each text: per token, the length included if
-        the run has learned it, without a latent if the run can score texts so.
+        `nll` and `perplexity` are those of the evaluation, from one draw for each text: per token, the length included
+        if the run has learned it, without a latent if the run can score texts so.
         """
         objective = self.root.objective
         generative = None if self._scores is None else objective.generative_model(self.root.model)

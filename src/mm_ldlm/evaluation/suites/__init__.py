@@ -7,8 +7,9 @@ Suites do not import Kedro. A suite that a run cannot support returns {"skipped"
 
 Their headline numbers are `metrics.json`, which is flat. Keys never change their meaning: fractions, accuracies and
 cosines lie between 0 and 1; BLEU, chrF and correlations are × 100; costs are nats per token, the length included unless
-`nll.given_length` is 1; times are seconds. An interval adds KEY.low and KEY.high, a standard error KEY.standard_error. `nll.exact` is 1 if costs are
-exact negative log-likelihoods and 0 if they are upper bounds (NELBO). Metrics that do not apply to a run have no key.
+`nll.given_length` is 1; times are seconds. An interval adds KEY.low and KEY.high, a standard error KEY.standard_error.
+`nll.exact` is 1 if costs are exact negative log-likelihoods and 0 if they are upper bounds (NELBO). Metrics that do not
+apply to a run have no key.
 """
 
 import math

@@ -127,7 +127,8 @@ def _copied(root: Any) -> dict[str, Tensor]:
 
 
 def _write(
-    run: Path, tensors: Mapping[str, Any], found: legacy.Legacy, converted: Converted, config: dict[str, Any], parts: Path
+    run: Path, tensors: Mapping[str, Any], found: legacy.Legacy, converted: Converted, config: dict[str, Any],
+    parts: Path,
 ) -> None:  # fmt: skip
     model, objective = kinds_of(config)
     shape, fingerprints = config["shape"], config["fingerprints"]

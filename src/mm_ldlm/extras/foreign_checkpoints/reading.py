@@ -172,8 +172,8 @@ def _load(file: Path) -> Any:
         if refused:
             raise CheckpointError(
                 f"{file}: refused, because it contains objects of {', '.join(show(name, 60) for name in refused[:6])}. "
-                "Only tensors and plain values are read from such files. Where you trust the file, save its weights and "
-                "averages alone: torch.save({key: found[key] for key in ('state_dict', 'ema') if key in found}, "
+                "Only tensors and plain values are read from such files. Where you trust the file, save its weights "
+                "and averages alone: torch.save({key: found[key] for key in ('state_dict', 'ema') if key in found}, "
                 "'model.pt')."
             )
         with torch.serialization.safe_globals([(_Record, name) for name in foreign]):
