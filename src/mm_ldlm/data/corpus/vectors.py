@@ -1,0 +1,51 @@
+"""Vectors as sources contain them: lists of numbers, arrays, or texts such as "[0.1, 0.2]"."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_ldlm.data.corpus.sources.base import Unusable
+
+_BRACKETS = {"[": "]", "{": "}", "(": ")"}
+
+
+def vector_of(value: Any, *, dim: int, remedy: Callable[[int], str] | None = None) -> npt.NDArray[np.float32]:
+    """Return the vector of a row (d,) as finite float32.
+
+    Args:
+        remedy: what helps where all vectors have another dimension, which it receives.
+
+    Raises:
+        Unusable: it is missing, is not a list of numbers, or has another dimension than `dim`.
+    """
+    if value is None:
+        raise Unusable("no_vector", "the source contains no vector for this text")
+    try:
+        vector = np.asarray(_written(value) if isinstance(value, str) else value)
+    except (ValueError, OverflowError) as error:
+        raise Unusable("wrong_type", f"expected a list of numbers as the vector ({error})", value) from None
+    if vector.ndim != 1 or vector.dtype.kind not in "iuf":
+        raise Unusable(
+            "wrong_type",
+            f"expected a list of numbers as the vector, found shape {vector.shape} and type {vector.dtype}",
+            value,
+        )
+    if len(vector) != dim:
+        detail = f"a vector of dimension {len(vector)}, expected {dim}"
+        raise Unusable("wrong_dimension", detail if remedy is None else f"{detail}. {remedy(len(vector))}")
+    with np.errstate(over="ignore"):
+        vector = vector.astype(np.float32, copy=False)
+    if not np.isfinite(vector).all():
+        raise Unusable("not_finite", "the vector contains NaN, infinity or a number beyond float32")
+    return vector
+
+
+def _written(text: str) -> npt.NDArray[np.float64]:
+    """Parse a list of numbers in brackets, separated by commas or by white space."""
+    inner = text.strip()
+    if len(inner) < 2 or _BRACKETS.get(inner[0]) != inner[-1] or not inner.isascii() or "_" in inner:
+        raise ValueError("write it as [0.1, 0.2]")
+    inner = inner[1:-1]
+    return np.array([float(word) for word in (inner.split(",") if "," in inner else inner.split())], np.float64)

@@ -1,0 +1,248 @@
+"""Stored forms of vectors and defences, and the attackers that read texts behind them.
+
+A `Form` turns vectors into what a database keeps: numbers that its search compares with those of a query. The naive
+attacker takes these numbers for the vector. The adaptive attacker knows the form, and texts with their vectors: from
+pairs of stored and original vectors it fits linear maps (a rotation by Procrustes, or ridge regression, which for
+Gaussian noise is Wiener's filter) and keeps the one with the highest cosine on held-out pairs.
+
+n rows, d dimensions.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_ldlm.extras.audit.config import AuditConfig
+
+Floats = npt.NDArray[np.float64]
+Map = Callable[[Floats], Floats]
+CENTROIDS, ITERATIONS, TRAINED_ON = 256, 8, 5000
+"""Of product quantisation: centroids of a byte, iterations of k-means, and rows that they are fitted on"""
+RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""Weights of the ridge regressions, relative to the mean variance of the stored numbers"""
+COPIES = 40_000
+"""Most pairs that the attacker makes of the known vectors, where it can noise them itself"""
+HELD_OUT = 0.2
+"""Fraction of the known pairs by which the attacker chooses its map"""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to store vectors.
+
+    Attributes:
+        name: the form, for the page.
+        group: "stored as" or "defence".
+        bytes_per_vector: size of a stored vector.
+        store: vectors (n, d) to the stored numbers (n, d), as the search compares them.
+        query: vectors of queries to the numbers that are compared with the stored ones.
+        level: length of the noise relative to the vector, if the form is only noise.
+        known_pairs: number of pairs that an attacker knows; None if the form is public, so that anyone makes pairs.
+    """
+
+    name: str
+    group: str
+    bytes_per_vector: float
+    store: Map
+    query: Map
+    level: float | None = None
+    known_pairs: int | None = None
+
+
+def forms(config: AuditConfig, vectors_nd: Floats, *, seed: int) -> Iterator[Form]:
+    """Yield the collection as it is, its stored forms and the defences; `vectors_nd` are those of the collection."""
+    d = vectors_nd.shape[1]
+
+    def same(x_nd: Floats) -> Floats:
+        return x_nd
+
+    yield Form("as it is", "stored as", 4 * d, same, same)
+    yield Form("float16", "stored as", 2 * d, lambda x: x.astype(np.float16).astype(np.float64), same)
+    yield Form("int8", "stored as", d, _int8(vectors_nd), same)
+    yield Form("binary", "stored as", d / 8, _signs, _signs)
+    for dims in config.code_dims:
+        if d % dims == 0 and len(vectors_nd) > CENTROIDS:
+            coded = _product_quantised(vectors_nd, dims, seed=seed)
+            yield Form(f"product quantisation, {dims} dimensions a byte", "stored as", d / dims, coded, same)
+    for part in config.truncations:
+        kept = _truncated(max(1, round(part * d)))
+        yield Form(f"first {max(1, round(part * d))} dimensions", "stored as", 4 * round(part * d), kept, kept)
+    for decimals in config.decimals:
+        yield Form(f"rounded to {decimals} decimals", "defence", 4 * d, _rounded(decimals), same)
+    for place, level in enumerate(config.noise):
+        yield Form(f"noise {level:g}", "defence", 4 * d, _noised(level, [seed, place]), same, level=level)
+    turned = _rotated(d, seed)
+    for pairs in config.known_pairs:
+        name = f"secret rotation, {pairs:,} known pairs"
+        yield Form(name, "defence", 4 * d, turned, turned, known_pairs=pairs)
+    if config.known_pairs and config.noise:
+        level, pairs = config.noise[len(config.noise) // 2], config.known_pairs[-1]
+        noise = _noised(level, [seed, len(config.noise)])
+        yield Form(
+            f"secret rotation and noise {level:g}, {pairs:,} known pairs", "defence", 4 * d,
+            lambda x: noise(turned(x)), turned, known_pairs=pairs,
+        )  # fmt: skip
+
+
+def _int8(vectors_nd: Floats) -> Map:
+    """256 equal steps between the extremes of each dimension in the collection."""
+    low_d, high_d = vectors_nd.min(axis=0), vectors_nd.max(axis=0)
+    step_d = np.maximum(high_d - low_d, 1e-12) / 255
+    return lambda x: np.rint((x - low_d) / step_d).clip(0, 255) * step_d + low_d
+
+
+def _signs(x_nd: Floats) -> Floats:
+    return np.where(x_nd > 0, 1.0, -1.0)
+
+
+def _product_quantised(vectors_nd: Floats, dims: int, *, seed: int) -> Map:
+    """The nearest of 256 centroids for each group of `dims` dimensions (Jégou et al. 2011)."""
+    from scipy.cluster.vq import vq
+
+    columns = [slice(start, start + dims) for start in range(0, vectors_nd.shape[1], dims)]
+    rng = np.random.default_rng(seed)
+    books = [_centroids(vectors_nd[:TRAINED_ON, each], rng) for each in columns]
+    return lambda x: np.concatenate(
+        [book[vq(x[:, each], book)[0]] for book, each in zip(books, columns, strict=True)], axis=1
+    )
+
+
+def _centroids(x_nd: Floats, rng: np.random.Generator) -> Floats:
+    """Fit centroids by k-means; one without rows stays where it is."""
+    from scipy.cluster.vq import vq
+
+    centroids_kd = x_nd[rng.choice(len(x_nd), CENTROIDS, replace=False)]
+    for _ in range(ITERATIONS):
+        owner_n = vq(x_nd, centroids_kd)[0]
+        count_k = np.bincount(owner_n, minlength=CENTROIDS)
+        sum_kd = np.zeros_like(centroids_kd)
+        np.add.at(sum_kd, owner_n, x_nd)
+        centroids_kd = np.where(count_k[:, None] > 0, sum_kd / np.maximum(count_k, 1)[:, None], centroids_kd)
+    return centroids_kd
+
+
+def _truncated(kept: int) -> Map:
+    return lambda x: np.concatenate([x[:, :kept], np.zeros_like(x[:, kept:])], axis=1)
+
+
+def _rounded(decimals: int) -> Map:
+    return lambda x: np.round(x, decimals)
+
+
+def _noised(level: float, seed: Any) -> Map:
+    """Add Gaussian noise whose length is `level` times that of the vector, on average in squares; new in each call."""
+    rng = np.random.default_rng(seed)
+
+    def noised(x_nd: Floats) -> Floats:
+        noise_nd = rng.normal(size=x_nd.shape) / np.sqrt(x_nd.shape[1])
+        return x_nd + level * np.linalg.norm(x_nd, axis=1, keepdims=True) * noise_nd
+
+    return noised
+
+
+def _rotated(d: int, seed: int) -> Map:
+    """Multiply by a random orthogonal matrix (Haar)."""
+    q_dd, r_dd = np.linalg.qr(np.random.default_rng([seed, 7]).normal(size=(d, d)))
+    rotation_dd = q_dd * np.sign(np.diag(r_dd))
+    return lambda x: x @ rotation_dd
+
+
+# --- attackers --------------------------------------------------------------------------------------------------------
+
+
+def pairs(form: Form, stored_md: Floats, original_md: Floats) -> tuple[Floats, Floats]:
+    """Return the pairs of an attacker that knows m vectors: for a public noise it draws further noise for each."""
+    if form.known_pairs is not None:
+        return stored_md[: form.known_pairs], original_md[: form.known_pairs]
+    if form.level is None:
+        return stored_md, original_md
+    many_Md = np.repeat(original_md, max(1, COPIES // len(original_md)), axis=0)
+    return form.store(many_Md), many_Md
+
+
+def adaptive(stored_md: Floats, original_md: Floats) -> tuple[str, Map]:
+    """Fit the map of the adaptive attacker on m pairs; return its name and the map.
+
+    The cosine on held-out pairs is that of standardised vectors, which the model reads.
+    """
+    cut = max(1, round(len(stored_md) * HELD_OUT))
+    mean_d, std_d = original_md.mean(axis=0), np.maximum(original_md.std(axis=0), 1e-12)
+    held_md = (original_md[:cut] - mean_d) / std_d
+    scores = []
+    for name, fit in _FITS.items():
+        found_md = scaled(fit(stored_md[cut:], original_md[cut:])(stored_md[:cut]), original_md)
+        scores.append((cosines((found_md - mean_d) / std_d, held_md).mean(), name, fit))
+    _, name, fit = max(scores, key=lambda score: score[0])
+    return name, fit(stored_md, original_md)
+
+
+def scaled(x_nd: Floats, like_md: Floats) -> Floats:
+    """Scale vectors to the median length of others."""
+    norms_n1 = np.maximum(np.linalg.norm(x_nd, axis=1, keepdims=True), 1e-12)
+    return np.asarray(x_nd / norms_n1 * np.median(np.linalg.norm(like_md, axis=1)))
+
+
+def _identity(stored_md: Floats, original_md: Floats) -> Map:
+    return lambda x: x
+
+
+def _procrustes(stored_md: Floats, original_md: Floats) -> Map:
+    """The orthogonal map nearest to the pairs (Schönemann 1966)."""
+    left_dd, _, right_dd = np.linalg.svd(stored_md.T @ original_md)
+    return lambda x: x @ (left_dd @ right_dd)
+
+
+def _ridge(ridge: float) -> Callable[[Floats, Floats], Map]:
+    def fit(stored_md: Floats, original_md: Floats) -> Map:
+        from_d, to_d = stored_md.mean(axis=0), original_md.mean(axis=0)
+        x_md, d = stored_md - from_d, stored_md.shape[1]
+        gram_dd = x_md.T @ x_md
+        gram_dd[np.diag_indices(d)] += ridge * max(np.trace(gram_dd) / d, 1e-12)
+        matrix_dd = np.linalg.solve(gram_dd, x_md.T @ (original_md - to_d))
+        return lambda x: (x - from_d) @ matrix_dd + to_d
+
+    return fit
+
+
+_FITS: dict[str, Callable[[Floats, Floats], Map]] = {
+    "none": _identity, "rotation": _procrustes, **{f"ridge {ridge:g}": _ridge(ridge) for ridge in RIDGES},
+}  # fmt: skip
+"""Name of a map → the function that fits it on stored and original vectors"""
+
+
+def cosines(a_nd: Floats, b_nd: Floats) -> Floats:
+    """Compute the cosine of each pair of rows (n,); 0 for a zero vector."""
+    norms_n = np.linalg.norm(a_nd, axis=1) * np.linalg.norm(b_nd, axis=1)
+    return np.asarray((a_nd * b_nd).sum(axis=1) / np.maximum(norms_n, 1e-12))
+
+
+# --- retrieval --------------------------------------------------------------------------------------------------------
+
+NEAREST = 10
+
+
+def nearest(stored_nd: Floats, queries_qd: Floats) -> npt.NDArray[np.int64]:
+    """Return the rows (q, `NEAREST`) nearest to each query by cosine, nearest first; query i is not near to row i."""
+    unit_nd = stored_nd / np.maximum(np.linalg.norm(stored_nd, axis=1, keepdims=True), 1e-12)
+    found_qn = queries_qd @ unit_nd.T
+    found_qn[np.arange(len(queries_qd)), np.arange(len(queries_qd))] = -np.inf
+    top_qk = np.argpartition(-found_qn, NEAREST - 1, axis=1)[:, :NEAREST]
+    order_qk = np.argsort(-np.take_along_axis(found_qn, top_qk, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(top_qk, order_qk, axis=1)
+
+
+def recall_and_ndcg(
+    truth_qk: npt.NDArray[np.int64], found_qk: npt.NDArray[np.int64]
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """Compute recall and nDCG (q,) of the rows that are found against those of the original vectors.
+
+    The gain of the nearest original row is K, of the second K − 1, and so on down to 1; other rows have none.
+    """
+    k = truth_qk.shape[1]
+    same_qkk = found_qk[:, :, None] == truth_qk[:, None, :]
+    gain_qk = (same_qkk * np.arange(k, 0, -1)).sum(axis=2)
+    discount_k = 1 / np.log2(np.arange(2, k + 2))
+    return same_qkk.any(axis=2).mean(axis=1), gain_qk @ discount_k / (np.arange(k, 0, -1) @ discount_k)

@@ -1,0 +1,176 @@
+"""A random sample of a collection of texts and vectors: from files, from LanceDB, and from PostgreSQL with pgvector.
+
+Rows are read one after another, and only the sampled ones are kept, so that a collection of any size fits the memory. A
+database samples its rows itself. Every row that is read is kept, passed over, or refused with a reason.
+"""
+
+import heapq
+import logging
+import random
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mm_ldlm.core import ConfigurationError, SourceError, mask, nearest, reason_of
+from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Opening, Row, Unusable
+from mm_ldlm.data.corpus.vectors import vector_of
+from mm_ldlm.extras.audit.config import AuditConfig
+from mm_ldlm.extras.audit.items import Item, Opened, needs, no_column
+
+log = logging.getLogger(__name__)
+
+FEWEST = 20
+"""Fewest rows of an audit"""
+MAX_ROW_BYTES = 10_000_000
+_SPARE = 1.2
+"""Factor of the rows that a database is asked for, some of which may be unusable"""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sampled rows of a collection, in random order.
+
+    Attributes:
+        ids: names of the rows.
+        texts: texts of the rows.
+        vectors_nd: (n, d) float32.
+        name: the collection, for the page.
+        rows: number of rows of the collection.
+        read: number of rows that were read: those that are kept, passed over and refused.
+        refused: reason → number of rows that were refused.
+    """
+
+    ids: tuple[str, ...]
+    texts: tuple[str, ...]
+    vectors_nd: npt.NDArray[np.float32]
+    name: str
+    rows: int
+    read: int
+    refused: dict[str, int]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @cached_property
+    def passed_over(self) -> int:
+        """Number of usable rows that the sample left out."""
+        return self.read - len(self) - sum(self.refused.values())
+
+
+def sample(config: AuditConfig, *, dim: int, seed: int) -> Sample:
+    """Draw `config.sampled` usable rows: with a text, and a vector of dimension `dim` that is finite and not zero.
+
+    Raises:
+        ConfigurationError: no collection is named.
+        SourceError: it cannot be read, or has fewer than `FEWEST` usable rows; the message counts the others.
+    """
+    if config.vectors is None:
+        raise ConfigurationError(
+            "parameter 'audit.vectors': expected a file, a folder of LanceDB or the address of a PostgreSQL database, "
+            "found nothing. Name the collection."
+        )
+    opened, draw = _opened(config, seed), random.Random(seed)
+    kept: list[tuple[float, int, Item]] = []
+    refused, first, read = Counter[str](), dict[str, str](), 0
+    for read, item in enumerate(opened.items, start=1):
+        key = draw.random()
+        try:
+            usable = _usable(item, dim, number=read)
+        except Unusable as error:
+            refused[error.reason] += 1
+            first.setdefault(error.reason, f"first: row {read}, {error.detail.replace('ingestion.', 'audit.')}")
+            continue
+        if len(kept) < config.sampled:
+            heapq.heappush(kept, (-key, read, usable))
+        elif -key > kept[0][0]:
+            heapq.heapreplace(kept, (-key, read, usable))
+    name = mask(config.vectors) + (f", table {config.table}" if config.table else "")
+    lost = "; ".join(f"{count:,} {reason} ({first[reason]})" for reason, count in refused.most_common())
+    if len(kept) < FEWEST:
+        raise SourceError(
+            f"{name}: expected at least {FEWEST} rows with a text and a vector of dimension {dim}, found {len(kept)} "
+            f"of {read:,} rows{f' ({lost})' if lost else ''}. Correct the collection, or choose the model of its "
+            "encoder (audit.model)."
+        )
+    if refused:
+        log.warning("%s: %d of %d rows are left out: %s", name, refused.total(), read, lost)
+    ids, texts, vectors = zip(*(item for _, _, item in sorted(kept, reverse=True)), strict=True)
+    return Sample(ids, texts, np.stack(vectors), name, opened.rows or read, read, dict(refused))
+
+
+def _usable(item: Item | BadRow, dim: int, *, number: int) -> Item:
+    """Check a row; `Unusable` for one without a text or a vector that can be audited."""
+    if isinstance(item, BadRow):
+        raise Unusable(item.reason, item.detail)
+    if item.text is None or (isinstance(item.text, str) and not item.text.strip()):
+        raise Unusable("no_text", "the row has no text")
+    if not isinstance(item.text, str):
+        raise Unusable("wrong_type", f"expected a text, found {type(item.text).__name__}")
+    vector_d = vector_of(item.vector, dim=dim)
+    if not vector_d.any():
+        raise Unusable("zero_vector", "all numbers of the vector are 0")
+    return Item(str(number if item.id is None else item.id), item.text, vector_d)
+
+
+def _opened(config: AuditConfig, seed: int) -> Opened:
+    if config.is_postgres:
+        from mm_ldlm.extras.audit.postgres import opened
+
+        return opened(config, seed=seed, most=int(config.sampled * _SPARE))
+    return (_lance if config.is_database else _file)(config, seed)
+
+
+def _file(config: AuditConfig, seed: int) -> Opened:
+    """Open a file by the source of its kind."""
+    if config.texts is not None:
+        source = SOURCES.load("text")(path=config.texts, vectors=config.vectors)
+    else:
+        more = () if config.id_column is None else (config.id_column,)
+        source = SOURCES.load("table")(
+            path=config.vectors, columns=(config.text_column,), vector_column=config.vector_column, meta_columns=more
+        )
+    rows = source.rows(Opening(seed=seed, max_row_bytes=MAX_ROW_BYTES))
+    return Opened(_item(row, config.id_column) for row in rows)
+
+
+def _item(row: Row | BadRow, id_column: str | None) -> Item | BadRow:
+    if isinstance(row, BadRow):
+        return row
+    return Item(row.meta.get(id_column or "", row.line), row.text, row.vector)
+
+
+def _lance(config: AuditConfig, seed: int) -> Opened:
+    """Open a table of LanceDB, whose rows are taken at random offsets of its current version."""
+    try:
+        import lancedb
+    except ImportError:
+        raise SourceError(needs("lancedb", config)) from None
+    folder, name = Path(config.vectors or ""), config.table or ""
+    if not (folder / f"{name}.lance").is_dir():
+        names = sorted(path.stem for path in folder.glob("*.lance"))
+        raise SourceError(
+            f"{folder}: expected a table '{name}' of LanceDB, found {', '.join(names) or 'no tables'}."
+            f"{nearest(name, names)} Correct 'audit.table'."
+        )
+    try:
+        table = lancedb.connect(str(folder)).open_table(name)
+        columns, rows = table.schema.names, table.count_rows()
+        chosen = [config.text_column, config.vector_column, *filter(None, [config.id_column])]
+        if absent := [name for name in chosen if name not in columns]:
+            raise SourceError(no_column(config, absent[0], columns))
+        drawn = np.random.default_rng(seed).permutation(rows)[: int(config.sampled * _SPARE)]
+        found = table.take_offsets(drawn.tolist()).select(chosen).to_arrow()
+    except SourceError:
+        raise
+    except Exception as error:  # of the library, for damaged files and versions
+        raise SourceError(
+            f"{folder}: expected a readable table of LanceDB, found an error ({reason_of(error)}). Repair it, or "
+            "write it to a Parquet file."
+        ) from None
+    ids = found.column(config.id_column).to_pylist() if config.id_column else [None] * found.num_rows
+    texts, vectors = (found.column(name).to_pylist() for name in chosen[:2])
+    return Opened(map(Item, ids, texts, vectors), rows)

@@ -1,0 +1,294 @@
+"""The audit on an attacker that can be followed by hand: it reads the known text whose vector is nearest."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.app.sessions import Session
+from tests.inference.runs import DIM as RUN_DIM
+from tests.inference.runs import write_run
+
+from mm_ldlm.core import EvaluationError, parse
+from mm_ldlm.evaluation.bootstrap import Bootstrap
+from mm_ldlm.extras.audit import audit as room
+from mm_ldlm.extras.audit.audit import audit, sufficient_noise
+from mm_ldlm.extras.audit.command import audit as command
+from mm_ldlm.extras.audit.config import AuditConfig
+from mm_ldlm.extras.audit.defences import adaptive, cosines, forms, nearest, pairs, recall_and_ndcg
+from mm_ldlm.extras.audit.page import report
+from mm_ldlm.extras.audit.pipeline import create_pipeline
+from mm_ldlm.extras.audit.readable import Vocabulary, by_kind, by_length, compare, masked, most_readable, shares
+
+DIM, ROWS = 24, 600
+BOOTSTRAP = Bootstrap(100)
+NAMES = ("Anna", "Boris", "Chloe", "Dmitri", "Elena")
+
+
+def sentence(number: int) -> str:
+    return f"On day {number} the driver met {NAMES[number % 5]} near the lake."
+
+
+def embedded(texts: Sequence[str]) -> np.ndarray:
+    """Unit vectors of a fixed encoder: of the number in the text."""
+    numbers = [int("".join(filter(str.isdigit, text)) or 0) for text in texts]
+    scale = 1 / np.arange(1, DIM + 1)  # unequal variances, as those of an encoder
+    rows = np.stack([np.random.default_rng([1, number]).normal(size=DIM) for number in numbers]) * scale
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+class Oracle:
+    """A model that reads the text of the nearest of all vectors, in lower case for every third row."""
+
+    dim, max_length, no_encoder = DIM, 32, None
+    parts = SimpleNamespace(step=7, fingerprints={"encoder": "abc"})
+    model = SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter(())))
+    tokenizer = SimpleNamespace(encode=lambda texts: [text.split() for text in texts])
+
+    def __init__(self) -> None:
+        self.texts = [sentence(number) for number in range(ROWS)]
+        self.vectors = embedded(self.texts)
+
+    def encode(self, texts: Sequence[str], *, too_long: str) -> np.ndarray:
+        return embedded(texts)
+
+    def invert(self, targets: np.ndarray, **options: Any) -> Any:
+        near = (targets @ self.vectors.T).argmax(axis=1)
+        texts = [self.texts[n].lower() if n % 3 == 0 else self.texts[n] for n in near]
+        return SimpleNamespace(texts=tuple(texts), model_calls=np.full(len(texts), 2))
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder, oracle = tmp_path_factory.mktemp("collection"), Oracle()
+    np.save(folder / "a.npy", oracle.vectors)
+    (folder / "a.txt").write_text("".join(f"{text}\n" for text in oracle.texts))
+    return {"vectors": str(folder / "a.npy"), "texts": str(folder / "a.txt")}
+
+
+SMALL = {
+    "rows": 200, "collection_rows": 400, "compared_rows": 100, "queries": 50, "code_dims": [8], "known_pairs": [8, 400],
+    "noise": [0.2, 3.0], "shown": 5, "bootstrap": {"replicates": 50},
+}  # fmt: skip
+
+
+def config(collection: dict[str, str], **given: Any) -> AuditConfig:
+    return parse(AuditConfig, {**SMALL, **collection, **given}, at="audit")
+
+
+@pytest.fixture(scope="module")
+def results(collection: dict[str, str]) -> dict[str, Any]:
+    return audit(config(collection), Oracle(), seed=0)  # type: ignore[arg-type]
+
+
+# --- readable texts ---------------------------------------------------------------------------------------------------
+
+
+def test_the_fractions_of_five_texts_are_those_counted_by_hand() -> None:
+    texts = ["Meet Anna at 12:30.", "call +49 30 1234567 now", "we met Anna in Rome", "one two", "a b c d e f"]
+    outputs = ["Meet Anna at 12:30.", "Call +49 30 1234567 now", "We met Ann in Rome", "three", "a b c d e x"]
+    rows = compare(texts, outputs, Vocabulary(texts))
+    assert rows["as_written"].tolist() == [True, False, False, False, False]
+    assert rows["exact"].tolist() == [True, True, False, False, False]
+    assert rows["nearly"].tolist() == [True, True, True, False, True]  # F1 of 4/5 and 5/6
+    found = shares(rows, BOOTSTRAP)
+    assert found["exact"]["value"] == 2 / 5
+    assert found["words"]["value"] == (5 + 5 + 4 + 0 + 5) / (5 + 5 + 5 + 2 + 6)
+    kinds = {line["kind"]: (line["count"], line["recovered"]["value"]) for line in by_kind(rows, BOOTSTRAP)}
+    assert kinds["numbers"] == (1, 1.0)
+    assert kinds["addresses"] == (1, 1.0)
+    assert kinds["names"] == (3, 2 / 3)  # Anna twice, and Rome
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "items"),
+    [
+        ("write to a.smith@example.org today", "addresses", ["a smith example org"]),
+        ("she lives at 12 Old Mill Road now", "addresses", ["12 old mill road"]),
+        ("see https://example.org/x?y=1 first", "addresses", ["https example org x y 1"]),
+        ("it costs 1,200.50 or 3 euros", "numbers", ["1 200 50", "3"]),
+        ("The house of Miller burned", "names", ["miller"]),
+        ("Yesterday the house burned. Nobody came", "names", []),
+    ],
+)
+def test_words_that_matter_are_found(text: str, kind: str, items: list[str]) -> None:
+    assert [" ".join(words) for words in Vocabulary([text]).items(text)[kind]] == items
+
+
+@given(st.text(max_size=60))
+def test_a_masked_text_has_no_letter_or_digit_of_the_text(text: str) -> None:
+    found = masked(text)
+    assert len(found) == len(text)
+    assert {c for c in found if c.isalnum()} <= {"x", "X", "9"}
+
+
+@given(st.lists(st.tuples(st.text(max_size=20), st.text(max_size=20)), min_size=1, max_size=8))
+def test_any_texts_are_compared_and_the_classes_of_length_contain_each_once(pairs: list[tuple[str, str]]) -> None:
+    texts, outputs = zip(*pairs, strict=True)
+    rows = compare(texts, outputs, Vocabulary(texts))
+    assert (rows["hits"] <= rows["words"]).all()
+    assert not (rows["as_written"] & ~rows["exact"]).any()
+    assert not (rows["exact"] & ~rows["nearly"]).any()
+    assert sum(line["rows"] for line in by_length(rows, Bootstrap(2))) == len(rows)
+    assert sorted(most_readable(rows, len(rows))) == list(range(len(rows)))
+    assert compare(texts, texts, Vocabulary(texts))["as_written"].all()
+
+
+# --- forms and attackers ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def measured() -> pd.DataFrame:
+    """Per form: the cosine of the stored numbers, and of what the attacker makes of them, to the original vectors."""
+    vectors = Oracle().vectors.astype(np.float64)
+    given = parse(AuditConfig, {**SMALL, "code_dims": [4, 8], "known_pairs": [8, 400]}, at="audit")
+    truth, rows = nearest(vectors, vectors[:100]), []
+    for form in forms(given, vectors, seed=0):
+        stored = form.store(vectors)
+        name, back = adaptive(*pairs(form, stored[200:], vectors[200:]))
+        recall, ndcg = recall_and_ndcg(truth, nearest(stored, form.query(vectors[:100])))
+        naive, undone = (float(cosines(each, vectors[:200]).mean()) for each in (stored[:200], back(stored[:200])))
+        rows.append(
+            {"name": form.name, "bytes": form.bytes_per_vector, "map": name, "naive": naive, "adaptive": undone,
+             "recall": recall.mean(), "ndcg": ndcg.mean(), "length": np.square(np.linalg.norm(stored - vectors, axis=1)).mean()}
+        )  # fmt: skip
+    return pd.DataFrame(rows).set_index("name")
+
+
+def test_what_keeps_all_distances_keeps_the_retrieval(measured: pd.DataFrame) -> None:
+    same = measured[measured.index.str.startswith(("as it is", "secret rotation, "))]
+    assert len(same) == 3
+    np.testing.assert_allclose(same[["recall", "ndcg"]], 1)
+
+
+def test_the_adaptive_attacker_is_nearer_to_the_vectors_wherever_it_knows_enough(measured: pd.DataFrame) -> None:
+    enough = measured[~measured.index.str.contains(" 8 known")]
+    assert (enough["adaptive"] > enough["naive"] - 1e-3).all()
+    assert measured.loc["secret rotation, 400 known pairs", "adaptive"] == pytest.approx(1)
+    assert measured.loc["secret rotation, 400 known pairs", "map"] == "rotation"
+    assert abs(measured.loc["secret rotation, 400 known pairs", "naive"]) < 0.2
+    assert measured.loc["noise 3", "adaptive"] > measured.loc["noise 3", "naive"] + 0.1
+    assert measured.loc["binary", "adaptive"] > measured.loc["binary", "naive"]
+
+
+def test_noise_has_the_length_of_its_name(measured: pd.DataFrame) -> None:
+    assert measured.loc["noise 0.2", "length"] == pytest.approx(0.2**2, rel=0.05)
+    assert measured.loc["noise 3", "length"] == pytest.approx(9, rel=0.05)
+
+
+def test_fewer_bytes_keep_less_of_the_vectors(measured: pd.DataFrame) -> None:
+    fine, coarse = (f"product quantisation, {dims} dimensions a byte" for dims in (4, 8))
+    order = ["as it is", "float16", "int8", fine, coarse]
+    assert measured.loc[order, "naive"].is_monotonic_decreasing
+    assert measured.loc[order, "bytes"].is_monotonic_decreasing
+
+
+def test_retrieval_counts_neighbours_and_their_order() -> None:
+    truth = np.array([[1, 2, 3]])
+    assert [float(each[0]) for each in recall_and_ndcg(truth, truth)] == [1, 1]
+    assert [float(each[0]) for each in recall_and_ndcg(truth, np.array([[4, 5, 6]]))] == [0, 0]
+    recall, ndcg = recall_and_ndcg(truth, np.array([[3, 9, 1]]))
+    assert recall[0] == pytest.approx(2 / 3)
+    assert ndcg[0] == pytest.approx((1 + 3 / 2) / (3 + 2 / np.log2(3) + 1 / 2))
+
+
+# --- the audit --------------------------------------------------------------------------------------------------------
+
+
+def test_the_numbers_are_those_of_a_check_by_hand(results: dict[str, Any], collection: dict[str, str]) -> None:
+    drawn = room.sample(config(collection), dim=DIM, seed=0).texts[:200]
+    lower = sum(int(text.split()[2]) % 3 == 0 for text in drawn) / 200
+    assert results["readable"]["exact"]["value"] == 1
+    assert results["readable"]["as_written"]["value"] == pytest.approx(1 - lower)
+    assert {line["kind"]: line["recovered"]["value"] for line in results["by_kind"]} == {"numbers": 1, "names": 1}
+    assert results["chance"]["exact"]["value"] == 0
+    assert 0.5 < results["chance"]["words"]["value"] < 1  # all texts share eight words of eleven
+    found = results["collection"]
+    assert found["read"] == found["audited"] + found["known"] + found["passed_over"] + sum(found["refused"].values())
+    assert results["calls"] == 2
+
+
+def test_a_defence_is_judged_by_the_attacker_that_knows_it(results: dict[str, Any]) -> None:
+    lines = {line["name"]: line for line in results["forms"]}
+    turned = lines["secret rotation, 400 known pairs"]
+    assert turned["naive"]["exact"]["value"] < 0.1
+    assert turned["adaptive"]["exact"]["value"] == 1
+    assert lines["noise 3"]["adaptive"]["exact"]["value"] < 0.5
+    assert lines["noise 3"]["recall"]["value"] < lines["noise 0.2"]["recall"]["value"] < 1
+
+
+def test_the_results_and_the_page_contain_texts_only_on_request(
+    results: dict[str, Any], collection: dict[str, str]
+) -> None:
+    shown = audit(config(collection, show_texts=True), Oracle(), seed=0)  # type: ignore[arg-type]
+    for found, visible in ((results, False), (shown, True)):
+        page, figures = report(found)
+        for written in (json.dumps(found), page, *(figure.to_json() for figure in figures.values())):
+            assert ("the driver met" in written) <= visible
+        assert ("the driver met" in page) is visible
+    assert {key: value for key, value in results.items() if key not in ("rows", "texts_shown")} == {
+        key: value for key, value in shown.items() if key not in ("rows", "texts_shown")
+    }
+
+
+def test_vectors_of_another_encoder_are_refused(collection: dict[str, str], tmp_path: Path) -> None:
+    np.save(tmp_path / "other.npy", np.random.default_rng(0).normal(size=(ROWS, DIM)))
+    with pytest.raises(EvaluationError, match="median cosine"):
+        audit(config(collection, vectors=str(tmp_path / "other.npy")), Oracle(), seed=0)  # type: ignore[arg-type]
+
+
+def test_the_noise_that_suffices_is_between_two_levels() -> None:
+    def line(name: str, level: float | None, exact: float, recall: float) -> dict[str, Any]:
+        read = {"exact": {"value": exact}}
+        return {
+            "name": name,
+            "level": level,
+            "naive": read,
+            "adaptive": read,
+            "recall": {"value": recall},
+            "ndcg": {"value": recall},
+        }
+
+    lines = [line("as it is", None, 0.8, 1), line("a", 0.1, 0.4, 0.9), line("b", 0.4, 0, 0.5), line("c", 0.8, 0, 0.1)]
+    found = sufficient_noise(lines)
+    assert found is not None
+    assert 0.1 < found["level"] < 0.4
+    assert found["recall"] == pytest.approx(0.9 - 0.4 * (0.35 / 0.4))
+    assert sufficient_noise(lines[:2]) is None
+
+
+def test_the_command_writes_the_page_and_its_numbers_and_replaces_nothing(
+    collection: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "model_of", lambda config: Oracle())
+    params = "compared_rows=20,queries=20,collection_rows=100,noise=[0.2],known_pairs=[50],code_dims=[]"
+    options = [*collection.values(), "--rows", "50", "--params", params, "-o", str(tmp_path / "page.html")]
+    made = CliRunner().invoke(command, options)
+    assert made.exit_code == 0, made.output
+    assert json.loads((tmp_path / "page.json").read_text())["collection"]["audited"] == 50
+    before = (tmp_path / "page.html").read_bytes()
+    again = CliRunner().invoke(command, options)
+    assert again.exit_code == 2
+    assert "page.html" in again.output
+    assert (tmp_path / "page.html").read_bytes() == before
+
+
+def test_the_pipeline_audits_a_table_with_a_trained_run(tmp_path: Path) -> None:
+    run, rng = write_run(tmp_path / "run-1"), np.random.default_rng(0)
+    rows = [{"text": f"w{n % 7} w{n % 5}", "vector": rng.normal(size=RUN_DIM).tolist()} for n in range(60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"text": "no vector"}]))
+    given = {**SMALL, "vectors": str(tmp_path / "rows.jsonl"), "model": str(run), "code_dims": [], "noise": [0.5]}
+    catalog = Session(tmp_path / "data", audit=given).run(create_pipeline())
+    found = catalog.load("audit_results")["collection"]
+    assert found["read"] == 61
+    assert found["refused"] == {"no_vector": 1}
+    assert found["encoder_cosine"] is None
+    assert "<html" in catalog.load("audit_report")[:100].lower()
+    assert [*catalog.load("audit_figures")] == ["plot_frontier"]
