@@ -68,7 +68,7 @@ def page() -> Iterator[Any]:
 
 
 def test_a_sentence_is_typed_written_played_and_changed(page: Any, address: str, model: MMLDLM) -> None:
-    expected, between = model.invert([SENTENCE]), model.interpolate([SENTENCE], ["w5 w6"], steps=11)
+    expected, between = model.invert([SENTENCE], search=True), model.interpolate([SENTENCE], ["w5 w6"], steps=11)
     page.goto(address)
     page.wait_for_selector("#write .answer")  # of the example
     page.fill("#write [name=text]", SENTENCE)

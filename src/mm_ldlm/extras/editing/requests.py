@@ -172,7 +172,7 @@ def interpolate(
     reembed: bool = False,
     seed: int = 0,
 ) -> Texts:
-    """Write texts between pairs of latents, at `steps` points from each of `a` to its partner in `b`, both included.
+    """Write texts at evenly spaced points from one latent or text to another, both included; lists are paired.
 
     `rows` of the result are the numbers of the pairs.
 

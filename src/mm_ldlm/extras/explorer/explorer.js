@@ -64,9 +64,10 @@
 
   const written = (found, options) => {
     const [text] = found.texts, children = [answer(text.text), told(text, found.seconds), player(text, options)];
-    if (found.latents.length) children.splice(0, 0, vector(found.latents[0]));
+    if (found.latents.length) children.unshift(vector(found.latents[0]), make("p", { className: "fine", text: `the embedding: ${found.latents[0].length} numbers, blue above and orange below zero` }));
     return children;
   };
+  const table = (heads, lines) => make("ol", { className: "points" }, make("li", {}, ...heads.map((text) => make("small", { text }))), ...lines);
 
   // --- what each tab shows ---------------------------------------------------------------------------------------
 
@@ -103,7 +104,7 @@
       };
       slider.addEventListener("input", move);
       move();
-      return [text, slider, make("ol", { className: "points" }, ...lines), rest];
+      return [text, slider, table(["point", "text", "cosine to the point"], lines), rest];
     },
 
     async edit(body) { return written(await post("edit", body)); },
@@ -114,7 +115,7 @@
       const found = await post("neighbours", body);
       await draw(body.run, { ...found, text: body.texts[0] });
       const lines = found.neighbours.map(([text, cosine], place) => make("li", {}, make("small", { text: place + 1 }), make("span", { text }), make("small", { text: cosine.toFixed(3) })));
-      return [make("ol", { className: "points" }, ...lines)];
+      return [table(["", "nearest texts of the corpus", "cosine"], lines)];
     },
   };
 
@@ -135,9 +136,9 @@
       data.push(cloud(found.places, found.neighbours.map(([text]) => text), { size: 10, color: ink("--accent") }, "neighbours"));
       data.push(cloud([found.place], [found.text], { size: 15, color: ink("--warn"), symbol: "star" }, "sentence"));
     }
-    const axis = { gridcolor: ink("--grid"), zeroline: false, color: ink("--soft") };
+    const axis = (title) => ({ title: { text: title, standoff: 6 }, gridcolor: ink("--grid"), zeroline: false, color: ink("--soft") });
     const layout = {
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 40, r: 16, t: 16, b: 34 }, xaxis: axis, yaxis: axis, hovermode: "closest", uirevision: run,
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 56, r: 16, t: 16, b: 44 }, xaxis: axis("first component"), yaxis: axis("second component"), hovermode: "closest", uirevision: run,
       font: { color: ink("--soft") }, legend: { orientation: "h", y: 1.02, yanchor: "bottom" }, hoverlabel: { bgcolor: ink("--card"), bordercolor: ink("--line"), font: { color: ink("--ink") } },
     };
     await Plotly.react(box, data, layout, { responsive: true, scrollZoom: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] });
@@ -154,6 +155,8 @@
       choice.replaceChildren(...run.samplers.map((kind, number) => make("option", { value: number ? kind : "", text: number ? kind : `${kind} (default)` })));
       if (run.samplers.indexOf(before) > 0) choice.value = before;
     }
+    const search = form.elements.search;
+    if (search) search.checked = !(search.disabled = !run.searches) && search.checked;
     const refused = form.dataset.ask && run.refused[form.dataset.ask];
     form.closest("section").querySelector(".refused")?.remove();
     if (refused) form.before(make("p", { className: "problem refused", text: refused }));

@@ -109,7 +109,8 @@ class Explorer:
         texts: tuple[str, ...] = ()
         with suppress(MMLDLMError):  # the dataset was removed
             texts = held_out(Dataset.open(model.parts.dataset or ""), count=8, seed=0).texts
-        return {"name": name, "refused": refused, "samplers": samplers(model), "examples": texts}
+        searches = "search" in model.capabilities
+        return {"name": name, "refused": refused, "samplers": samplers(model), "searches": searches, "examples": texts}
 
     def _map(self, run: int) -> CorpusMap:
         folder = self.models[run].parts.dataset

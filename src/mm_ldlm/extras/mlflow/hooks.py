@@ -209,8 +209,7 @@ class TrackingHooks:
         sizes = {split: len(dataset.rows(split)) for split in ("train", "validation", "test")}
         self._send("add_datasets", {name: dataset.fingerprint}, context=", ".join(sizes), profile=sizes)
         self._send("add_datasets", dataset.fingerprints, context="store of the dataset")
-        tags = {f"fingerprint.{key}": value for key, value in dataset.fingerprints.items()}
-        self._send("tag", {"dataset_fingerprint": dataset.fingerprint} | tags)
+        self._send("tag", {"dataset_fingerprint": dataset.fingerprint})
         examples = ", ".join(f"{number:,} {split}" for split, number in sizes.items())
         self._facts["dataset"] = f"{name}, fingerprint {dataset.fingerprint}, examples: {examples}"
 
@@ -290,10 +289,11 @@ class TrackingHooks:
         return [self._clean(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def _note(self) -> str:
-        """Compose the description of the run: what was executed on what, and the headline numbers."""
-        rows = [*self._facts.items(), *((name, f"{value:.4g}") for name, value in self._headline.items())]
-        table = ["", "| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)] if rows else []
-        return "\n".join([f"Pipelines: {self._pipelines}.", "", f"`{self._command}`", *table])
+        """Compose the description of the run: first the headline numbers, then what was executed on what."""
+        numbers = " · ".join(f"{name} **{value:.4g}**" for name, value in self._headline.items())
+        facts = {"pipelines": self._pipelines, "command": f"`{self._command}`", **self._facts}
+        table = ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in facts.items())]
+        return "\n".join([numbers, "", *table])
 
 
 def _commit(project: Path) -> dict[str, str]:

@@ -28,7 +28,9 @@ class Player {
     box.tabIndex = 0;
     box.setAttribute("role", "group");
     box.setAttribute("aria-label", "How the text was written");
-    box.replaceChildren(this.words, controls, this.told, this.likely, this.chart, this.table());
+    const kinds = Object.entries({ open: "not written yet: the most probable word", new: "written in this step", old: "replaced in this step", probability: "probability" });
+    const legend = make("p", { className: "kinds" }, ...kinds.map(([className, text]) => make("span", { className, text })));
+    box.replaceChildren(this.words, legend, controls, this.told, this.likely, this.chart, this.table());
     box.addEventListener("keydown", (event) => this.key(event));
     this.draw();
     this.go(at ?? this.steps.length - 1);
@@ -148,7 +150,7 @@ class Player {
     for (const [name, values] of Object.entries(lines)) {
       const known = values.map((value, number) => [number, value]).filter(([, value]) => value !== null);
       if (known.length < 2) continue;
-      const numbers = known.map(([, value]) => value), low = Math.min(...numbers, name === "cosine" ? 1 : 0), high = Math.max(...numbers, name === "cosine" ? 1 : 0.1);
+      const numbers = known.map(([, value]) => value), low = Math.min(...numbers, name === "cosine" ? 0.9 : 0), high = Math.max(...numbers, name === "cosine" ? 1 : 0.1);
       const path = document.createElementNS(svg.namespaceURI, "path");
       path.setAttribute("class", name);
       path.setAttribute("d", known.map(([number, value], i) => `${i ? "L" : "M"}${this.x(number)} ${57 - (54 * (value - low)) / (high - low || 1)}`).join(""));
