@@ -1,6 +1,7 @@
 """What enters and leaves the model: unusual latents, unknown words, truncation, paths, neighbours and infinite numbers."""
 
 import collections
+import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tests.inference.runs import DIM, LATENTS, BagEncoder, make
 
 from mm_ldlm.core import SamplingError
+from mm_ldlm.data.latents.recognition import Signature, unit
 from mm_ldlm.extras.editing.requests import lerp, slerp
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.inference.model import LoadedModel
@@ -97,6 +99,25 @@ def test_unusual_latents_are_measured_and_warned_of(
     assert not [record for record in caplog.records if "unlike those" in record.getMessage()]
     if name == "invert":
         assert (made.latent_norms > 3).tolist() == [False, False, True, True]
+
+
+def test_altered_latents_are_warned_of_and_others_than_the_encoders_are_refused(
+    caplog: pytest.LogCaptureFixture, refuses: Any
+) -> None:
+    drawn = unit(np.random.default_rng(0).normal(size=(2000, DIM)) * (np.arange(DIM) < DIM - 1))
+    model, own, noised = make(), drawn[:4], drawn[:4].copy()
+    model.normaliser = dataclasses.replace(model.normaliser, signature=Signature.of(drawn[:1500], drawn[1500:]))
+    noised[:, -1] = 0.3
+    with caplog.at_level(logging.WARNING):
+        model.invert(own, steps=1)
+        assert not caplog.messages
+        model.invert(noised, steps=1)
+        assert "noise" in caplog.messages[0]
+    assert [model.recognise(x).kind for x in (own, noised, 9 * own)] == ["own", "noised", "scaled"]
+    with refuses(SamplingError, "4", "9", "Divide"):
+        model.invert(9 * own)
+    model.strict = False
+    assert len(model.invert(9 * own, steps=1)) == 4
 
 
 def test_unknown_words_are_counted_and_warned_of(model: MMLDLM, caplog: pytest.LogCaptureFixture) -> None:

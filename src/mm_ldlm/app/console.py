@@ -76,7 +76,7 @@ COMMON = (
     click.Option(["--checkpoint"], default="latest", show_default=True, help="latest, best or a step of the run."),
     click.Option(
         ["--encoder"],
-        help="Encoder of texts, such as minilm, for a run on given vectors that names none; by default the run's.",
+        help="Encoder of texts for a run that has none: a name such as minilm, or its parameters as {kind: …, …}.",
     ),
     click.Option(["--device"], help="cpu, cuda or cuda:N; by default the first GPU if there is one."),
     click.Option(["-o", "--output"], type=click.Path(), help="File of the results; by default standard output."),
@@ -112,6 +112,15 @@ def command_of(name: str, request: Request) -> click.Command:
     if any(isinstance(each.type, Items) for each in params):
         text += "\n\nA file has one text per line, or vectors if its name ends in .npy; `-` is standard input."
     return click.Command(name, params=[*params, *common], callback=callback, help=text)
+
+
+def encoder_of(value: str, *, device: str | None = None) -> Any:
+    """Load the encoder of an option: a name, or the parameters of an encoder as {kind: …, name: …}."""
+    from mm_ldlm.app.params import parse_params
+    from mm_ldlm.data.encoders import load_encoder, parse_encoder
+
+    given = parse_params(f"encoder={value}")["encoder"] if value.startswith("{") else {"name": value}
+    return load_encoder(parse_encoder(given), device=device)
 
 
 def address(value: str) -> str:
@@ -172,10 +181,9 @@ def answer(
         if output is None and form in ("npy", "parquet") and sys.stdout.isatty():
             raise SamplingError(f"expected a file for the format {form}, found a terminal. Add --output FILE.{form}.")
         found = newest_run(run)
-        from mm_ldlm.data.encoders import load_encoder, parse_encoder
         from mm_ldlm.inference import MMLDLM
 
-        loaded = None if encoder is None else load_encoder(parse_encoder({"name": encoder}), device=device)
+        loaded = None if encoder is None else encoder_of(encoder, device=device)
         model = MMLDLM.from_run(found, encoder=loaded, checkpoint=checkpoint, device=device)
         model = model if trace is None else model.traced()
         made = COMMANDS.load(request)(model, **{name: values[name] for name in given})

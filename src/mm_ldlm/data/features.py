@@ -224,7 +224,8 @@ def fit_all(
 ) -> Normalisers:
     """Fit the normalisers of the features that have one, on the valid training examples.
 
-    The ranges of those with one row for each record are those of the validation split.
+    The ranges of those with one row for each record are those of the validation split. Vectors of an encoder have a
+    signature as well.
     """
     found = Normalisers()
     train, validation = (split_column(index, split, "row") for split in ("train", "validation"))
@@ -237,6 +238,6 @@ def fit_all(
             unit_norm=feature.unit_norm(stores[name]),
         )  # fmt: skip
         if feature.row_of == "record":
-            fitted = calibrated(fitted, field.column, rows=validation)
+            fitted = calibrated(fitted, field.column, rows=validation, fitted=train if feature.from_encoder else None)
         found[feature.normaliser_folder] = fitted
     return found

@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 
 from mm_ldlm.core import SamplingError, check, parse_kind, show
+from mm_ldlm.data.latents.recognition import described
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.limits import Draws, Steps
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS
@@ -118,9 +119,11 @@ def vectors_of(values: Any, *, dim: int, name: str = "latents", count: int | Non
     array = array_of(values, name=name)
     array = array.reshape(0, dim) if array.shape == (0,) else np.atleast_2d(array)
     if array.ndim != 2 or array.shape[1] != dim or count not in (None, len(array)):
+        looks = described(array) if array.ndim == 2 and array.shape[1] != dim else ""
         raise SamplingError(
             f"{name}: expected {'' if count is None else f'{count} '}vectors of dim {dim}, found shape "
-            f"{tuple(array.shape)}. Use vectors of the encoder that the model was trained on, one for each text."
+            f"{tuple(array.shape)}{looks and f', which looks like {looks}'}. Use vectors of the encoder that the model "
+            f"was trained on, one for each text{looks and ', or fit an adapter (`mm-ldlm align`)'}."
         )
     with np.errstate(over="ignore"):
         array = array.astype(np.float32)

@@ -29,6 +29,7 @@ from mm_ldlm.core import (
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.encoders.base import load_encoder, no_encoder, parse_encoder
 from mm_ldlm.data.features import feature_of
+from mm_ldlm.data.latents.adapter import ADAPTER, Adapted, Adapter
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import ShardStore
 from mm_ldlm.inference.files import newest_run
@@ -61,10 +62,14 @@ class Parts:
     """The trained model with the conventions of its objective, on its device"""
     capabilities: Capabilities
     tokenizer: TextTokenizer
-    normalisers: Mapping[str, Normaliser] = field(default_factory=dict)
+    normalisers: Mapping[str, Normaliser | Adapted] = field(default_factory=dict)
     """Normalisers of the fields, by the names of their folders in a checkpoint; "normaliser" is that of the latents"""
     load_encoder: Callable[[], Any] | None = None
     """Loads the encoder that made the latents; None if the run names no encoder that embeds texts"""
+    encoder: str = ""
+    """Name of that encoder"""
+    load_own: Callable[[], Any] | None = None
+    """Loads the encoder of the training, which re-embeds texts if the latents are those of another, with an adapter"""
     no_encoder: str = "this model was built without one."
     """Why there is none, for messages"""
     checkpoint: Path | None = None
@@ -112,12 +117,21 @@ def load_run(
     root = root.to(chosen).eval().requires_grad_(False)
     encoder = (config.get("encoder") or {}) | ({"path": str(found / ENCODER)} if (found / ENCODER).is_dir() else {})
     load, no_encoder = _encoder_of(encoder, fingerprints.get("encoder", ""), chosen)
+    normalisers: dict[str, Any] = {each.name: Normaliser.load(each) for each in sorted(found.glob("*normaliser"))}
+    name, own = str(encoder.get("name", "")), None
+    if (found / ADAPTER).is_dir():
+        adapter = Adapter.load(found / ADAPTER)
+        normalisers["normaliser"] = Adapted(adapter, normalisers["normaliser"])
+        name, own, load = adapter.encoder, load, None
+        no_encoder = f"its latents are the vectors of {name or 'another encoder'}, read through an adapter."
     return Parts(
         model=root.objective.generative_model(root.model),
         capabilities=objective_config.capabilities(model_config),
         tokenizer=TextTokenizer.load(found / "tokenizer"),
-        normalisers={each.name: Normaliser.load(each) for each in sorted(found.glob("*normaliser"))},
+        normalisers=normalisers,
         load_encoder=load,
+        encoder=name,
+        load_own=own,
         no_encoder=no_encoder,
         checkpoint=found,
         step=folder.step_of(found),

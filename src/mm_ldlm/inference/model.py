@@ -17,9 +17,11 @@ import torch
 
 from mm_ldlm.core import SamplingError, check, parse_kind, show
 from mm_ldlm.data.latents.normaliser import norms
+from mm_ldlm.data.latents.recognition import Signature, Verdict, known_encoders, recognise
 from mm_ldlm.inference.arguments import (
     MODEL,
     Floats,
+    array_of,
     check_lengths,
     cosines_of,
     is_column,
@@ -44,8 +46,10 @@ Latents = npt.ArrayLike
 """(n, d) raw, or one (d,)"""
 TooLong = Literal["refuse", "truncate"]
 """Treatment of a text of more tokens than the model, or the encoder, reads"""
-_WARNED: collections.deque[float] = collections.deque(maxlen=4096)
-"""Norms of the unusual latents that were warned of in this process: several tasks of a run read the same ones"""
+_WARNED: collections.deque[str] = collections.deque(maxlen=256)
+"""Warnings about latents that were given in this process: several tasks of a run read the same ones"""
+HARMFUL = 0.05
+"""Length of noise, or of rounding errors, relative to the latents, from which on a warning states it"""
 FARTHEST = 1e6
 """Largest standardised coordinate of a latent; those of training data have a standard deviation of about 1"""
 
@@ -63,6 +67,13 @@ def by_row(request: Request) -> Request:
     """
     request.__dict__["by_row"] = True
     return request
+
+
+def _warn(message: str) -> None:
+    """Log a warning about latents, once in a process."""
+    if message not in _WARNED:
+        _WARNED.append(message)
+        log.warning("%s", message)
 
 
 class Encoder(Protocol):
@@ -87,12 +98,16 @@ class LoadedModel:
         max_length: number of tokens of the longest text that the model reads at once.
         normaliser: normaliser of the latents; None for a run without latents.
         batch_tokens: number of tokens of one batch, including pads.
+        strict: whether latents that are not the encoder's (`recognise`) are refused. False only warns of them, as an
+            audit of altered vectors needs it.
 
     Args:
         encoder: the encoder that made the latents; None loads that of the run when it is first needed.
         batch_tokens: None chooses it by the device and the size of the vocabulary. A CPU computes a batch on each core
             (docs/configuration.md, OMP_NUM_THREADS).
     """
+
+    strict = True
 
     def __init__(self, parts: Parts, encoder: Encoder | None = None, *, batch_tokens: int | None = None) -> None:
         if encoder is not None and not (hasattr(encoder, "encode") and hasattr(encoder, "dim")):
@@ -120,7 +135,7 @@ class LoadedModel:
         encoder call each, which `encoder_calls` does not count.
         """
         made = type(self)(self.parts, self._encoder, batch_tokens=self.batch_tokens)
-        made.writer = Writer(self.model, batch_tokens=self.batch_tokens, traced=True)
+        made.writer, made.strict = Writer(self.model, batch_tokens=self.batch_tokens, traced=True), self.strict
         return made
 
     def __repr__(self) -> str:
@@ -150,7 +165,7 @@ class LoadedModel:
                 "this run has no latents: its objective reads none. Choose a run whose objective reads latents "
                 "(docs/models.md), such as one of base."
             )
-        return self.shape.dim("latents")
+        return self.shape.dim("latents") if self.normaliser is None else int(self.normaliser.dim)
 
     @property
     def no_encoder(self) -> str | None:
@@ -242,7 +257,8 @@ class LoadedModel:
         """Standardise raw latents: (n, d) float32 on the model's device, with a warning where they are unusual.
 
         Raises:
-            SamplingError: latents are so far from the training data that results are meaningless.
+            SamplingError: latents are so far from the training data that results are meaningless, or they are not the
+                encoder's vectors (`recognise`).
         """
         standard_nd = np.asarray(self.normaliser.standardise(raw_nd), dtype=np.float64)
         largest_n = np.abs(standard_nd).max(axis=1)
@@ -252,17 +268,38 @@ class LoadedModel:
                 f"are more than {FARTHEST:g} standard deviations away from them (row {rows[0]}: "
                 f"{largest_n[rows[0]]:.3g}). Check their scale."
             )
+        verdict = self.recognise(raw_nd)
+        if not verdict.usable and self.strict:
+            raise SamplingError(
+                f"latents: expected vectors of the encoder that the run was trained on, found {len(raw_nd)} that look "
+                f"like {verdict}. {verdict.remedy}"
+            )
+        if not verdict.usable or verdict.level >= HARMFUL:
+            _warn(f"the {len(raw_nd)} latents look like {verdict}; their texts are less accurate")
         norms_n, (low, high) = norms(standard_nd), getattr(self.normaliser, "typical", None) or (0.0, np.inf)
-        rows = np.flatnonzero((norms_n < low) | (norms_n > high))
-        if new := {round(norm, 6) for norm in norms_n[rows].tolist()} - {*_WARNED}:
-            _WARNED.extend(new)
-            log.warning(
-                "%d of %d latents are unlike those that the run was trained on, so results for them mean little: "
-                "expected norms from %.2f to %.2f in standardised space, found %s (rows %s)",
-                rows.size, len(norms_n), low, high, ", ".join(f"{norms_n[row]:.2f}" for row in rows[:3]),
-                ", ".join(str(row) for row in rows[:3]),
-            )  # fmt: skip
+        outside = np.flatnonzero((norms_n < low) | (norms_n > high))
+        shown = ", ".join(f"{norms_n[row]:.2f}" for row in outside[:3])
+        for rows, reason in (
+            (outside, f"expected norms from {low:.2f} to {high:.2f} in standardised space, found {shown}"),
+            (np.flatnonzero(verdict.unlike), "their directions are like random ones"),
+        ):
+            if rows.size:
+                _warn(
+                    f"{rows.size} of {len(norms_n)} latents are unlike those that the run was trained on, so results "
+                    f"for them mean little: {reason} (rows {', '.join(map(str, rows[:3]))})"
+                )
         return torch.from_numpy(standard_nd.astype(np.float32)).to(self.device)
+
+    def recognise(self, latents: Latents) -> Verdict:
+        """Judge whether raw latents (n, d) are the encoder's vectors, altered ones, others or random numbers.
+
+        A run without the signature of its encoder, which needs many vectors, judges all latents as its own.
+        """
+        signature: Signature | None = getattr(self.normaliser, "signature", None)
+        signature = signature or known_encoders().get(self.parts.encoder)
+        if signature is None or signature.dim != self.dim:
+            return Verdict("own")
+        return recognise(array_of(latents, name="latents"), signature)
 
     # --- from the model -----------------------------------------------------------------------------------------------
 
@@ -276,7 +313,14 @@ class LoadedModel:
         return vectors_of(raw_nd, dim=self.dim, name="latents that the model drew (a lower guidance keeps them small)")
 
     def cosines(self, texts: Sequence[str], raw_md: Floats) -> npt.NDArray[np.float64]:
-        """Cosines (m,) of the re-embedded texts, which the model wrote, to raw latents (m, d)."""
+        """Cosines (m,) of the re-embedded texts, which the model wrote, to raw latents (m, d).
+
+        With an adapter and without the encoder of the latents, both are compared as vectors of the run's own encoder.
+        """
+        if self._encoder is None and self.parts.load_own is not None:
+            with self._one_at_a_time[os.getpid()], plain_defaults():
+                own_md = self.parts.load_own().encode(list(texts)) if texts else raw_md[:0]
+            return cosines_of(own_md, self.normaliser.adapter.to_own(raw_md))
         return cosines_of(self.encoded(texts, too_long="truncate"), raw_md)
 
     def nearness(self, raw_nd: Floats) -> Cosines:

@@ -213,6 +213,6 @@ def test_every_number_is_in_the_fingerprint(tmp_path: Path) -> None:
         "kind": "standard", "mean_d": found.mean_d + 1, "scale_d": found.scale_d * 2, "unit_norm": True, "rows": 7,
         "constant": (2,), "matrix_dd": found.matrix_dd * 2, "inverse_dd": np.eye(6),
     }  # fmt: skip
-    assert {field.name for field in dataclasses.fields(Normaliser)} == {*changes, "typical"}
+    assert {field.name for field in dataclasses.fields(Normaliser)} == {*changes, "typical", "signature"}
     marks = {dataclasses.replace(found, **{name: value}).fingerprint for name, value in changes.items()}
     assert len(marks - {found.fingerprint}) == len(changes)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from mm_ldlm.core import Rows, StoreError, config
 from mm_ldlm.core.files import InputFile, inside, json_document, write_bytes, write_json
+from mm_ldlm.data.latents.recognition import Signature
 from mm_ldlm.data.store.shards import FixedColumn
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ TYPICAL_MARGIN = 1.15
 TYPICAL_ROWS = 100
 """Quantiles of the norms of the validation split, the factor by which the range is wider on both sides, and the rows
 that it needs: that of fewer leaves out many of the same kind"""
+_SIGNATURE = "signature.safetensors"
 _NORMAL_IQR = 1.3489795003921634  # of a unit normal
 _READ_ROWS = 16_384
 
@@ -85,7 +87,8 @@ class Normaliser:
         inverse_dd: (d, d) float64, its inverse.
         constant: dimensions without variation; they are standardised to 0 and inverted to their value.
         typical: lowest and highest `norms` of latents like those of training (`calibrated`); None if not calibrated.
-            It belongs to the warning about other latents, not to the transformation, nor to its fingerprint.
+        signature: signature of the encoder, measured on these latents; None if there were too few, or no encoder made
+            them. Like `typical` it serves to recognise other latents, and is no part of the fingerprint.
     """
 
     kind: str
@@ -97,6 +100,7 @@ class Normaliser:
     inverse_dd: Matrix | None = None
     constant: tuple[int, ...] = ()
     typical: tuple[float, float] | None = None
+    signature: Signature | None = None
 
     @property
     def dim(self) -> int:
@@ -129,10 +133,12 @@ class Normaliser:
     # -- on disk ------------------------------------------------------------------------------------------------------
 
     def save(self, directory: str | Path) -> None:
-        """Write `normaliser.safetensors` (float64), then `normaliser.json`."""
+        """Write `signature.safetensors` if there is one, `normaliser.safetensors` (float64), then `normaliser.json`."""
         from safetensors.numpy import save
 
         directory = Path(directory)
+        if self.signature is not None:
+            write_bytes(directory / _SIGNATURE, save(self.signature.arrays()))
         write_bytes(directory / "normaliser.safetensors", save(self._arrays()))
         about = {"format_version": 1, **self._about(), "typical": self.typical, "fingerprint": self.fingerprint}
         write_json(directory / "normaliser.json", about)
@@ -150,10 +156,12 @@ class Normaliser:
         file = InputFile(Path(directory) / "normaliser.json", remedy="Run the validation pipeline.")
         about: Document = file.json(Document)
         arrays = dataclasses.replace(file, path=Path(directory) / "normaliser.safetensors").read()
+        kept = dataclasses.replace(file, path=Path(directory) / _SIGNATURE)
         try:
+            signature = Signature.read(load(kept.read())) if Path(kept.path).is_file() else None
             found = cls(
                 kind=about.kind, unit_norm=about.unit_norm, rows=about.rows, constant=about.constant,
-                typical=about.typical, **load(arrays),
+                typical=about.typical, signature=signature, **load(arrays),
             )  # fmt: skip
             mark = found.fingerprint
         except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
@@ -268,13 +276,33 @@ def fit(column: FixedColumn, *, rows: npt.NDArray[np.int64], config: NormaliserC
     )  # fmt: skip
 
 
-def calibrated(normaliser: Normaliser, column: FixedColumn, *, rows: npt.NDArray[np.int64]) -> Normaliser:
-    """Copy a normaliser with the range of norms of these rows (those of the validation split), if there are enough."""
+def calibrated(
+    normaliser: Normaliser,
+    column: FixedColumn,
+    *,
+    rows: npt.NDArray[np.int64],
+    fitted: npt.NDArray[np.int64] | None = None,
+) -> Normaliser:
+    """Copy a normaliser with the range of norms of these rows (those of the validation split), if there are enough.
+
+    Args:
+        fitted: rows that it was fitted on, of vectors of an encoder, whose signature is then measured as well.
+    """
+    from threadpoolctl import threadpool_limits
+
     if len(rows) < TYPICAL_ROWS:
         return normaliser
     found = np.concatenate([norms(normaliser.standardise(piece)) for piece in _pieces(column, rows)])
     low, high = np.quantile(found, TYPICAL_QUANTILES)
-    return dataclasses.replace(normaliser, typical=(float(low / TYPICAL_MARGIN), float(high * TYPICAL_MARGIN)))
+    made = dataclasses.replace(normaliser, typical=(float(low / TYPICAL_MARGIN), float(high * TYPICAL_MARGIN)))
+    if fitted is None or len(fitted) < 2 * normaliser.dim:
+        return made
+    train_nd, held_nd = (
+        np.concatenate([*_pieces(column, each[np.linspace(0, len(each) - 1, min(len(each), most)).astype(int)])])
+        for each, most in ((fitted, _READ_ROWS), (rows, _READ_ROWS // 4))
+    )
+    with threadpool_limits(limits=1):
+        return dataclasses.replace(made, signature=Signature.of(train_nd, held_nd))
 
 
 def _pieces(column: FixedColumn, rows: npt.NDArray[np.int64]) -> Iterator[Matrix]:
