@@ -143,5 +143,5 @@ def test_the_default_encoder_is_known_by_its_vectors(count: int) -> None:
     assert recognise(minilm(count), known_encoders()["minilm"]).kind == "own"
     assert recognise(minilm(count) * 3, known_encoders()["minilm"]).kind == "scaled"
     assert named(unit(np.random.default_rng(0).normal(size=(count, 384)))) == ""
-    assert ("minilm" in described(minilm(count)[:, :256])) == (count >= 100)
+    assert "minilm" in described(minilm(count)[:, :256])
     assert described(np.full((count, 384), np.nan)) == ""

@@ -1,5 +1,6 @@
 """Adapters: a run reads the vectors of another encoder after a few pairs, and wrong pairs are refused."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,8 @@ def test_an_aligned_run_inverts_the_vectors_of_the_other_encoder(place: Path) ->
 
 
 def test_search_compares_in_the_space_of_the_run_or_by_the_other_encoder_if_it_is_given(place: Path) -> None:
-    own, aligned = MMLDLM.from_run(place / "run"), MMLDLM.from_pretrained(place / "aligned")
+    own, loaded = MMLDLM.from_run(place / "run"), MMLDLM.from_pretrained(place / "aligned")
+    aligned = MMLDLM(dataclasses.replace(loaded.parts, load_own=lambda: own.encoder))  # its path is not exported
     other = Other(own.encoder)
     given = MMLDLM.from_pretrained(place / "aligned", encoder=other)  # type: ignore[arg-type]
     texts = ["a b c", "d e f g"]
@@ -143,9 +145,8 @@ def test_a_damaged_adapter_is_refused(place: Path, tmp_path: Path) -> None:
 
     folder = shutil.copytree(place / "aligned" / "adapter", tmp_path / "adapter")
 
-    def read() -> tuple[str, int]:
-        found = Adapter.load(folder)
-        return found.kind, found.matrix_md.size
+    def read() -> tuple[int, ...]:
+        return Adapter.load(folder).matrix_md.shape
 
     refused_or_harmless(folder / "adapter.json", read, folder)
     (folder / "adapter.safetensors").write_bytes(b"damaged")

@@ -29,6 +29,7 @@ RANDOM = 0.7
 """Energy from which on a vector is like a random one for the encoder: its own stay below for texts of other kinds"""
 NOISE = 0.02
 """Smallest reported length of noise, relative to the length of the vector"""
+_NOTHING = np.log(EMPTY) + 1e-3  # of a profile
 _CHI = 0.4549364231195724  # median of the square of a unit normal
 
 
@@ -183,7 +184,7 @@ def named(raw_nd: npt.NDArray[Any]) -> str:
 def recognise(raw_nd: npt.NDArray[Any], own: Signature) -> Verdict:
     """Judge a set of vectors (n, d) of any dimension by the signature of the encoder that they should be of.
 
-    A few vectors are enough for all kinds but "shuffled" and "truncated", which need 100; fewer are "foreign" then.
+    A few vectors are enough for all kinds but "shuffled", and often "truncated", which need 100; fewer are "foreign".
     """
     if not len(raw_nd):
         return Verdict("own")
@@ -201,7 +202,7 @@ def recognise(raw_nd: npt.NDArray[Any], own: Signature) -> Verdict:
     about: dict[str, Any] = {"form": form, "scale": scale, "level": max(level, error) if form or level > NOISE else 0.0}
     if not 2 / 3 < scale < 1.5 * np.sqrt(1 + level**2):  # noise makes vectors longer
         return Verdict("scaled", **about)
-    if (_typical(np.square(unit_nd))[-2:] == 0).all() and own.profile_d[-2:].min() > np.log(EMPTY):
+    if (_typical(np.square(unit_nd))[-2:] == 0).all() and own.profile_d[-2:].min() > _NOTHING:
         return Verdict("truncated", **about)  # and padded with zeros
     kind: Kind = "quantised" if form and level < 3 * error + NOISE else "noised" if level > NOISE else "own"
     return Verdict(kind, **about, unlike=own.unlike(unit(raw_nd)))
@@ -232,11 +233,16 @@ def described(raw_nd: npt.NDArray[Any]) -> str:
 
 
 def _is_cut(unit_nd: Matrix, own: Signature) -> bool:
-    """Return whether vectors of length 1 are like the leading coordinates of the encoder's; False for less than 100."""
-    if len(unit_nd) < 100 or unit_nd.shape[1] >= own.dim:
+    """Return whether vectors of length 1 are like the leading coordinates of the encoder's.
+
+    Coordinates that are always 0 decide; without them 100 vectors are needed.
+    """
+    if unit_nd.shape[1] >= own.dim:
         return False
     found_d, expected_d = profile(unit_nd), own.profile_d[: unit_nd.shape[1]]
-    return 2 * _distance(found_d, expected_d) < _distance(found_d, np.roll(expected_d, 1))
+    if (empty_d := expected_d < _NOTHING).any():
+        return np.array_equal(found_d < _NOTHING, empty_d)
+    return len(unit_nd) >= 100 and 2 * _distance(found_d, expected_d) < _distance(found_d, np.roll(expected_d, 1))
 
 
 def numbers_of(raw_nd: npt.NDArray[Any]) -> tuple[str, float]:
