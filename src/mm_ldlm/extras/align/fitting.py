@@ -18,7 +18,7 @@ LEAST = 50
 """Smallest number of pairs"""
 HELD_OUT = 0.2
 """Fraction of the pairs that choose the map; the chosen one is then fitted on all pairs"""
-PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+PENALTIES = (1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 10.0)
 RANKS = (16, 32, 64, 128, 256)
 
 

@@ -47,7 +47,9 @@ def model_of(config: AuditConfig) -> "MMLDLM":
     """Load the inverter: a run, a folder that `export` wrote, or a shipped model."""
     from mm_ldlm.inference import MMLDLM
 
-    return (MMLDLM.from_run if os.path.isdir(config.model) else MMLDLM.from_pretrained)(config.model)
+    model = (MMLDLM.from_run if os.path.isdir(config.model) else MMLDLM.from_pretrained)(config.model)
+    model.strict = False  # truncated and rotated vectors are read as well
+    return model
 
 
 def audit(config: AuditConfig, model: "MMLDLM", *, seed: int) -> dict[str, Any]:
