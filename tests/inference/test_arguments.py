@@ -59,7 +59,7 @@ LENGTHS = ["argmax", "sample", "longest", 5, 12, 13, HUGE, 2**63, -3]
 SEARCHES = [
     SearchConfig(candidates=2), SearchConfig(candidates=2, rounds=1, beam=3), "search", {"candidates": 2},
     {"candidates": HUGE}, {"rounds": HUGE}, {"beam": HUGE}, {"lengths": HUGE}, {"candidates": 2, "lengths": 99},
-    {"temperature": 1e-45},
+    {"temperature": 1e-45}, {"rounds": 2, "calls": 6}, {"calls": HUGE},
 ]  # fmt: skip
 TEXTS = ["w1 w2", ["w1", "w2 w3"], ["w1 [MASK]"], "unknown words", ["w1 " * 40], ["w1\0"], ["w1"] * 3]
 IDS = [[[1, 2]], [[1, 2], [3]], [[]], [[21]], [[22]], [[23]], [[2**70]], [[1.0]], np.array([[1, 2]]), [[True]], ["ab"],
@@ -67,7 +67,7 @@ IDS = [[[1, 2]], [[1, 2], [3]], [[]], [[21]], [[22]], [[23]], [[2**70]], [[1.0]]
 HOW: dict[str, Any] = {"seed": [], "steps": [3], "sampler": SAMPLERS}
 COMMON = {**HOW, "length": LENGTHS}
 METHODS: dict[str, dict[str, Any]] = {
-    "invert": {"targets": [LATENTS, *TEXTS, "x.npy"], "search": SEARCHES, "reembed": [], "samples": [2], "keep": ["all"],
+    "invert": {"targets": [LATENTS, *TEXTS, "x.npy"], "search": SEARCHES, "reembed": [], "samples": [2], "keep": ["all"], "calls": [9],
                **COMMON},
     "embed": {"texts": TEXTS, "ids": IDS, "draws": [2], "too_long": ["truncate"], **HOW},
     "generate": {"n": [2], "order": ["together", "latent_first"], "latent_sampler": SAMPLERS, **COMMON},
@@ -145,6 +145,7 @@ def test_loading_answers_or_refuses(option: str, run_folder: Path) -> None:
     ({"sampler": "confidnece"}, ["confidnece", "confidence"]), ({"search": {"candidates": 0}}, ["search.candidates", 0]),
     ({"targets": np.ones((2, 5))}, [DIM, (2, 5)]), ({"targets": ["w1", ""]}, ["targets[1]"]),
     ({"targets": np.full((3, DIM), np.inf)}, [3]), ({"targets": LATENTS * 1e7}, [4]), ({"targets": b"w1"}, ["bytes"]),
+    ({"calls": 7, "samples": 2}, ["calls", 8, 7]), ({"calls": 0}, ["calls", 0]), ({"search": {"calls": 3}}, ["calls", 4, 3]),
 ])  # fmt: skip
 def test_a_refusal_names_the_argument_and_the_value(
     arguments: dict[str, Any], named: list[Any], model: MMLDLM, refuses: Any

@@ -10,7 +10,9 @@ from tests.inference.runs import write_run
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import CheckpointError, SamplingError
-from mm_ldlm.inference.files import newest_run, read_texts
+from mm_ldlm.inference import files
+from mm_ldlm.inference.exporting import export, source_of
+from mm_ldlm.inference.files import DEFAULT, newest_run, read_texts, run_of
 
 
 def test_a_text_is_a_line_and_a_blank_line_is_refused_by_its_number(tmp_path: Path, refuses: Any) -> None:
@@ -76,3 +78,52 @@ def test_pitfall_38_the_newest_run_is_refused_if_its_checkpoint_is_not_whole(dam
     DAMAGES[damage](checkpoint)
     with pytest.raises(CheckpointError, match=r"newest.*step-00000003"):
         MMLDLM.from_run(tmp_path / "runs", device="cpu")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with a model, and a working directory without data."""
+    monkeypatch.setattr(files, "PRETRAINED", tmp_path / "package")
+    target = tmp_path / "package" / DEFAULT
+    export(source_of(write_run(tmp_path / "run"), target), target)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return target
+
+
+def test_a_model_of_the_package_is_used_where_there_is_no_run(
+    package: Path, caplog: pytest.LogCaptureFixture, refuses: Any
+) -> None:
+    assert run_of(None) == package
+    Path("data/06_models/runs").mkdir(parents=True)
+    assert run_of(None) == package
+    assert len(caplog.records) == 2, "and a line says so"
+    assert run_of(DEFAULT) == package
+    own = write_run(Path("data/06_models/runs/own"))
+    assert run_of(None) == own
+    assert run_of(DEFAULT) == package
+    assert len(caplog.records) == 2
+    (own / "checkpoints/step-00000003/COMPLETE").unlink()
+    assert run_of(None) == own, "a damaged run is refused when it is loaded"
+    shutil.rmtree("data")
+    shutil.rmtree(package)
+    for name in (None, DEFAULT):
+        with pytest.raises(CheckpointError, match="no such run folder"):
+            run_of(name)
+
+
+def test_a_name_of_the_package_means_the_same_model_everywhere_and_a_path_a_folder(
+    package: Path, caplog: pytest.LogCaptureFixture, refuses: Any
+) -> None:
+    export(source_of(Path("../run"), Path(DEFAULT)), Path(DEFAULT))
+    for name, expected in ((DEFAULT, package), (f"./{DEFAULT}", Path(DEFAULT)), (Path(DEFAULT), Path(DEFAULT))):
+        caplog.clear()
+        assert MMLDLM.from_pretrained(name, device="cpu").parts.checkpoint == expected
+        assert len(caplog.records) == (expected == package), "a folder of the same name is not ignored silently"
+    assert run_of(f"./{DEFAULT}") == Path(DEFAULT)
+    os.chdir(package.parent)
+    caplog.clear()
+    assert run_of(DEFAULT) == package
+    assert not caplog.records
+    with refuses(CheckpointError, "minilm-german", DEFAULT):
+        MMLDLM.from_pretrained("minilm-german")

@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.inference.runs import MMDIT, MULTIMODAL, BagEncoder, make, root_of, tokenizer
 
-from mm_ldlm.core import parse_kind
+from mm_ldlm.core import SamplingError, parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference import MMLDLM
 from mm_ldlm.inference.generating import _several
@@ -82,6 +84,29 @@ def test_search_infilling_editing_and_interpolation_agree(learned: MMLDLM) -> No
     assert edited.texts[0] == TEXTS[3], "the word that is least likely given the latent is rewritten"
     path = learned.interpolate(TEXTS[:2], TEXTS[2:], steps=3)
     assert [path.texts[place] for place in (0, 2, 3, 5)] == [TEXTS[0], TEXTS[2], TEXTS[1], TEXTS[3]]
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    calls=st.integers(1, 60), samples=st.integers(1, 3), keep=st.sampled_from(["best", "all"]),
+    sampler=st.sampled_from([
+        text_sampler("confidence", steps=2, temperature=0.0), text_sampler("ancestral", steps=5, guidance=1.5),
+        text_sampler("threshold", steps=3), text_sampler("ddpm_cache", steps=2, timestep="mask_ratio"),
+        text_sampler("remdm_cap", steps=4), text_sampler("blocks", block_length=5, inner={"kind": "random", "steps": 2}),
+    ]),
+    how=st.sampled_from([{}, {"length": 9}, {"length": "sample"}, {"search": {"candidates": 2, "rounds": 3}}]),
+)  # fmt: skip
+def test_no_text_takes_more_than_its_calls(
+    calls: int, samples: int, keep: Any, sampler: Any, how: dict[str, Any], model: MMLDLM, unit_latents: Any
+) -> None:
+    latents, how = unit_latents(3), {"sampler": sampler, "samples": samples, **how}
+    if calls < samples * sampler.most_calls(12):
+        with pytest.raises(SamplingError, match="calls"):
+            model.invert(latents, calls=calls, keep=keep, **how)
+        return
+    made = model.invert(latents, calls=calls, keep=keep, **how)
+    assert made.model_calls.reshape(3, -1).sum(axis=1).max() <= calls
+    assert how.get("length") != 9 or {len(ids) for ids in made.tokens} == {9}
 
 
 def test_the_best_of_several_texts_is_that_of_the_highest_cosine_or_log_probability() -> None:

@@ -35,13 +35,13 @@ class Bench:
         return (tokens == TARGETS[target]).float().mean(1)
 
 
-def run(bench=None, canvas=None, **config):
+def run(bench=None, canvas=None, price=0, **config):
     bench = bench or Bench()
     config = SearchConfig(**({"candidates": 4, "rounds": 2} | config))
     canvas = torch.full((3, config.candidates, 6), MASK) if canvas is None else canvas
     return bench, search(
         canvas, config=config, write=bench.write, nearness=bench.nearness, mask_id=MASK, pad_id=PAD,
-        generator=rows(3),
+        generator=rows(3), price=price,
     )  # fmt: skip
 
 
@@ -64,6 +64,32 @@ def test_costs_are_counted():
     bench, result = run(candidates=3, rounds=2, good_enough=2.0)
     assert int(result.encoder_calls_per_row.sum()) == bench.encoded
     assert result.model_calls_per_row.tolist() == [3 * 3 * 3] * 3  # three calls a sample, K + R·K samples
+
+
+@given(
+    st.integers(3, 90), st.integers(1, 5), st.integers(1, 4), st.integers(0, 9), st.floats(0, 1), st.floats(0.1, 0.9)
+)
+def test_a_search_within_calls_never_exceeds_them_and_more_calls_are_never_worse(
+    calls, candidates, beam, rounds, resize, right
+):
+    settings = {"candidates": candidates, "beam": beam, "rounds": rounds, "resize": resize, "good_enough": 0.99}
+    within, more, free = (
+        run(Bench(right), price=3, calls=most, **settings)[1] for most in (calls, calls + 7, None)
+    )  # fmt: skip
+    assert int(within.model_calls_per_row.max()) <= calls
+    assert (within.model_calls_per_row <= more.model_calls_per_row).all()
+    assert (within.cosines <= more.cosines).all()
+    assert (more.cosines <= free.cosines).all()
+    done = (within.cosines >= 0.99) | (within.model_calls_per_row > calls - 3)
+    assert (done | (within.model_calls_per_row == free.model_calls_per_row)).all(), "all calls that it may make"
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**4), st.integers(1, 2))
+def test_a_search_is_planned_for_every_number_of_calls(calls, price, lengths):
+    planned = SearchConfig.within(calls * price, price=price, lengths=lengths)
+    assert planned.enabled
+    assert (planned.resize > 0) == (lengths > 1), "a given length stays"
+    assert planned.lengths <= min(lengths, planned.candidates)
 
 
 def test_the_same_text_is_embedded_once():

@@ -198,6 +198,8 @@ def conforms(sampler: Any, denoise: Any, process: TextProcess | None) -> None:
     assert bool((made.steps >= -1).all())
     assert made.model_calls == counted.calls
     assert torch.equal(made.calls_per_row, counted.per_row)
+    bounds = [sampler.most_calls(int(length)) for length in (tokens_BL != PAD).sum(dim=1)]
+    assert bool((made.calls_per_row <= torch.tensor(bounds)).all())
 
     recorder = Recorder(sampler, count, pad_id=PAD)
     traced = recorder.sample(Canvas(denoise=denoise, tokens=tokens_BL, process=process, generator=rows(count)))

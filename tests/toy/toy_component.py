@@ -117,6 +117,9 @@ class ToySampler:
     temperature: NonNegativeFloat = 1.0
     exceeds_window: ClassVar[bool] = False
 
+    def most_calls(self, length: int) -> int:
+        return 1
+
     def override(self, *, steps: int | None = None, temperature: float | None = None) -> ToySampler:
         return self if temperature is None else ToySampler(temperature=temperature)
 

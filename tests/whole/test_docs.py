@@ -26,6 +26,8 @@ from mm_ldlm.cli import cli
 from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.extras.huggingface.commands import export
+from mm_ldlm.inference import files
+from mm_ldlm.inference.files import DEFAULT, pretrained_names
 from mm_ldlm.models.base import MODELS
 from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.objectives.root import build_root
@@ -161,6 +163,13 @@ def test_documented_python_runs(finished: Path, tmp_path: Path, monkeypatch: pyt
     catalog = KedroSession.create(finished, env="test").load_context().catalog
     monkeypatch.chdir(tmp_path)
     export.main(["data", "exported"], standalone_mode=False)
+    card = Path("exported/README.md").read_text(encoding="utf-8")
+    counts = re.findall(r"\| ([\d,]+) examples: starter ([\d,]+) \|", card)
+    assert len(counts) == 3
+    assert all(number == of_source for number, of_source in counts)
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / DEFAULT).symlink_to(tmp_path / "exported")
+    monkeypatch.setattr(files, "PRETRAINED", tmp_path / "package")
     ran = []
     for page in [PROJECT / "README.md", *sorted(PROJECT.glob("docs/*.md"))]:
         names: dict[str, Any] = {"catalog": catalog, "Path": Path}
@@ -170,6 +179,16 @@ def test_documented_python_runs(finished: Path, tmp_path: Path, monkeypatch: pyt
                 exec(compile(code, page.name, "exec"), names)
                 ran.append(page.name)
     assert {"README.md", "sampling.md"} <= {*ran}
+
+
+@pytest.mark.skipif(not pretrained_names(), reason="the package has no model")
+def test_the_second_screen_reads_the_sentence_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    section = (PROJECT / "README.md").read_text(encoding="utf-8").split("\n## ")[1]
+    (shell,) = re.findall(r"```bash\n(.*?)```", section, flags=re.DOTALL)
+    program = f'mm-ldlm() {{ {sys.executable} -m mm_ldlm "$@"; }}\n{shell}'
+    done = subprocess.run(["bash", "-e", "-c", program], capture_output=True, text=True, check=True)
+    assert [done.stdout] == re.findall(r"```text\n(.*?)```", section, flags=re.DOTALL)
 
 
 def test_the_components_of_the_page_on_extending_learn_and_write(

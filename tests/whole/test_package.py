@@ -29,6 +29,9 @@ def test_the_wheel_and_its_configuration_go_from_text_to_a_report(project: Path,
     run(venv / "bin" / "pip", "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
     (site,) = venv.glob("lib/*/site-packages")
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])  # without its own .pth files
+    models = project / "pretrained"
+    packed = {each.relative_to(models) for each in models.glob("*/**/*")}
+    assert packed == {each.relative_to(site / "mm_ldlm/pretrained") for each in site.glob("mm_ldlm/pretrained/*/**/*")}
     work.mkdir()
     run("tar", "xzf", sources / "dist" / "conf-mm_ldlm.tar.gz", cwd=work)
     run(venv / "bin" / "mm-ldlm", "run", "--env=test", "--params=training.launch.processes=1", cwd=work)

@@ -24,6 +24,7 @@ from click.shell_completion import CompletionItem
 from mm_ldlm.app.requests import COMMANDS, Request, request_at
 from mm_ldlm.core import MMLDLMError, SamplingError, mask, reason_of, show
 from mm_ldlm.core.files import refuse_other, write_bytes, write_problem
+from mm_ldlm.inference.files import DEFAULT, RUNS, read_array, read_texts, run_of
 
 
 class Commands(click.Group):
@@ -68,10 +69,14 @@ FORMATS = ("txt", "tsv", "csv", "jsonl", "parquet", "npy")
 """Formats of results: the answers, one per line; tables with all columns; and vectors"""
 VECTORS = ("Floats", "Embeddings")
 """Types of results whose answers are vectors"""
+RUN = (
+    f"A run, a checkpoint, a folder of runs or of data, of which the newest run is used, or {DEFAULT}, the model of "
+    f"the package. By default the newest run in the folder {RUNS}, or without one {DEFAULT}."
+)
+"""Help of the run of a command"""
 COMMON = (
     click.Option(
-        ["--run"], default="data", show_default=True, type=click.Path(),
-        help="A run, a checkpoint, or a folder of runs or of data, of which the newest run is used.",
+        ["--run"], type=click.Path(), help=RUN,
     ),
     click.Option(["--checkpoint"], default="latest", show_default=True, help="latest, best or a step of the run."),
     click.Option(
@@ -142,8 +147,6 @@ class Items(click.ParamType):
         return click.Path().shell_complete(*asked)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from mm_ldlm.inference.files import read_array, read_texts
-
         if not isinstance(value, str) or (not self.texts and Path(value).is_dir()):
             return value  # a data folder, which the request reads
         name = ""
@@ -159,12 +162,10 @@ class Items(click.ParamType):
 
 
 def answer(
-    request: str, given: Sequence[str], vectors: bool, *, run: str, output: str | None, format: str | None,
+    request: str, given: Sequence[str], vectors: bool, *, run: str | None, output: str | None, format: str | None,
     overwrite: bool, checkpoint: str, encoder: str | None, device: str | None, trace: str | None = None, **values: Any,
 ) -> None:  # fmt: skip
     """Answer a request by a run, and write the result; everything that can be refused is refused before the work."""
-    from mm_ldlm.inference.files import newest_run
-
     with messages_only():
         suffix = "" if output is None else Path(output).suffix.lower().removeprefix(".")
         form = format or suffix or ("npy" if vectors else "txt")
@@ -180,7 +181,7 @@ def answer(
                 refuse_result(file, overwrite=overwrite)
         if output is None and form in ("npy", "parquet") and sys.stdout.isatty():
             raise SamplingError(f"expected a file for the format {form}, found a terminal. Add --output FILE.{form}.")
-        found = newest_run(run)
+        found = run_of(run)
         from mm_ldlm.inference import MMLDLM
 
         loaded = None if encoder is None else encoder_of(encoder, device=device)

@@ -53,10 +53,10 @@ SECTIONS = Registry(
 
 A section may be absent where all its keys have defaults in code; those of families and extras are.
 """
-SCALARS = {"seed": Seed, "data": str | None, "results": str | None, "run": str | None, "sts": str | None}
+SCALARS = {"seed": Seed} | dict.fromkeys(("data", "results", "run", "sts", "texts"), str | None)
 """Top-level keys that are plain values. `data` (root of the data folder), `results` (the folder of everything that
-depends on the model), `run` (the path of a run or a checkpoint to sample) and `sts` (the folder of the STS sets of the
-environment sts) are given at run time only."""
+depends on the model), `run` (the path of a run or a checkpoint to sample), `sts` and `texts` (the folders of the files
+of the environments sts and sentences) are given at run time only."""
 CHECKS = Registry(
     "check of parameters",
     {

@@ -60,7 +60,9 @@ class MMLDLM(LoadedModel):
 
     @classmethod
     def from_pretrained(cls, name: str | Path, *, revision: str | None = None, **options: Any) -> Self:
-        """Load an exported run (`mm-ldlm export`): a folder, or owner/name of the Hugging Face hub.
+        """Load a model of the package by its name, or an exported run: a folder, or owner/name of the Hugging Face hub.
+
+        A folder that has the name of a model of the package is given with its path: `./minilm-english`.
 
         The digests of all files are compared; no code and no pickle of the folder is executed.
 

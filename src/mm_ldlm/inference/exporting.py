@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mm_ldlm.core import CheckpointError, ConfigurationError, reason_of, show, to_dict
 from mm_ldlm.core.files import InputFile, is_taken
 from mm_ldlm.data.encoders.base import parse_encoder
-from mm_ldlm.inference.files import newest_run
+from mm_ldlm.inference.files import newest_run, pretrained, pretrained_names
 from mm_ldlm.inference.loading import run_config
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG
@@ -50,13 +51,16 @@ class Source:
         return {part.name: part for part in sorted(self.checkpoint.iterdir()) if part.is_dir()}
 
 
-def source_of(run: Path, target: Path, *, checkpoint: str = "latest", use_ema: bool = True) -> Source:
+def source_of(
+    run: Path, target: Path, *, checkpoint: str = "latest", use_ema: bool = True, dtype: str | None = None
+) -> Source:
     """Read the weights of a run that are to be exported to the folder `target`.
 
     Args:
         run: folder of a run, of one of its checkpoints, or of runs (the newest one).
         target: a new folder.
         use_ema: the averaged weights, if the run has them.
+        dtype: data type of the matrices, which a model that loads them converts to float32 again; None keeps theirs.
 
     Raises:
         CheckpointError: there is no such run or checkpoint, or the folder exists or cannot exist.
@@ -66,6 +70,9 @@ def source_of(run: Path, target: Path, *, checkpoint: str = "latest", use_ema: b
     found = folder.find(run, which=checkpoint.removeprefix("step-"))
     averaged = use_ema and (found / "ema.safetensors").is_file()
     tensors = folder.tensors(found, "ema.safetensors" if averaged else "model.safetensors")
+    if dtype is not None:  # vectors, such as gains, are few
+        shortened = {name: each for name, each in tensors.items() if each.is_floating_point() and each.dim() > 1}
+        tensors |= {name: each.to(getattr(torch, dtype)) for name, each in shortened.items()}
     return Source(run, found, run_config(run, found), tensors, averaged)
 
 
@@ -111,17 +118,18 @@ def export(
 
 
 def pretrained_folder(name: str | Path, *, revision: str | None = None) -> Path:
-    """Return the folder of an exported run: one of this machine, or a snapshot of a repository on the hub.
+    """Return the folder of an exported run: of this package, of this machine, or a snapshot of a repository on the hub.
 
     Args:
-        name: a folder, or owner/name of the hub.
+        name: a model of the package, a folder, or owner/name of the hub. The first is looked for first, so that a name
+            loads the same weights in every working directory; a path such as ./NAME is a folder.
         revision: branch, tag or commit on the hub; None is the newest state.
 
     Raises:
         CheckpointError: there is no such folder, and no such repository in the cache or on the hub; or see `_trusted`.
     """
-    if Path(name).is_dir():
-        return _trusted(Path(name))
+    if (shipped := pretrained(name)) is not None or Path(name).is_dir():
+        return _trusted(shipped or Path(name))
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -129,9 +137,10 @@ def pretrained_folder(name: str | Path, *, revision: str | None = None) -> Path:
         found = Path(snapshot_download(str(name), revision=revision))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise CheckpointError(
-            f"{show(str(name))}: expected the folder of an exported run, or owner/name of one on the hub or in its "
-            f"cache, found none ({reason_of(error, 200)}). Correct the name, check the network, or log in (`hf auth "
-            "login`) where the repository is private."
+            f"{show(str(name))}: expected a model of this package ({', '.join(pretrained_names()) or 'it has none'}), "
+            "the folder of an exported run, or owner/name of one on the hub or in its cache, found none "
+            f"({reason_of(error, 200)}). Correct the name, check the network, or log in (`hf auth login`) where the "
+            "repository is private."
         ) from None
     return _trusted(found)
 

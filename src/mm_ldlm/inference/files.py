@@ -1,4 +1,4 @@
-"""Files of texts and of vectors, and folders of runs, for requests.
+"""Files of texts and of vectors, folders of runs, and the models of the package, for requests.
 
 This module imports no torch, so that the command line refuses a wrong path at once.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mm_ldlm.core import CheckpointError, SamplingError, show
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, MARKER
+from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG, MARKER
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -21,6 +21,12 @@ log = logging.getLogger(__name__)
 
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 """Suffixes of files whose lines are not texts"""
+PRETRAINED = Path(__file__).parents[1] / "pretrained"
+"""Folder of the models that the package contains: a link to the one of the project, whose content a wheel has"""
+DEFAULT = "minilm-english"
+"""The model of the package that is used where no run is named and `RUNS` has none"""
+RUNS = "data"
+"""Folder of data and runs in the working directory"""
 
 
 def read_texts(path: str | Path, *, name: str = "") -> list[str]:
@@ -48,6 +54,41 @@ def read_array(path: str | Path, *, name: str = "") -> npt.NDArray[Any]:
     return InputFile(path, remedy=remedy, error=SamplingError, name=name).array()
 
 
+def run_of(name: str | None) -> Path:
+    """Return the run that a command line names: a model of the package by its name, or what `newest_run` finds.
+
+    Without a name it is the newest run in `RUNS`, or else the model `DEFAULT`, which a warning names.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if name is not None:
+        return pretrained(name) or newest_run(name)
+    here = newest_run(RUNS) if os.path.isdir(RUNS) else None
+    default = None if here is not None and _is_run(here) else pretrained(DEFAULT)
+    if default is None:
+        return here or newest_run(RUNS)
+    log.warning("no run in the folder %s: using the model %s", RUNS, DEFAULT)
+    return default
+
+
+def pretrained(name: Any) -> Path | None:
+    """Return the folder of a model of the package, or None if it has none of that name.
+
+    A name means the same model in every working directory. A folder there is named by a path, such as ./NAME.
+    """
+    if not isinstance(name, str) or name not in pretrained_names():
+        return None
+    if os.path.isdir(name) and not os.path.samefile(name, PRETRAINED / name):
+        log.warning("%s is the model of the package; give the folder of that name as ./%s", name, name)
+    return PRETRAINED / name
+
+
+def pretrained_names() -> list[str]:
+    """List the names of the models that the package contains."""
+    return sorted(each.parent.name for each in PRETRAINED.glob(f"*/{CONFIG}"))
+
+
 def newest_run(path: Any) -> Path:
     """Return the path of a run, or the newest run below a folder of runs or of data: the one that was written last.
 
@@ -64,7 +105,7 @@ def newest_run(path: Any) -> Path:
             f"{shown}: no such run folder. Give the folder of a run, or the one that contains all runs."
         )
     path = Path(path)
-    if (path / MARKER).is_file() or (path / CHECKPOINTS).is_dir():
+    if _is_run(path):
         return path
     places = ("*", "06_models/runs/*", "*/06_models/runs/*", "*/*/06_models/runs/*")
     names = [f"{place}/{CHECKPOINTS}/{name}" for place in places for name in ("latest", "step-*")]
@@ -74,3 +115,7 @@ def newest_run(path: Any) -> Path:
         count, shown = len(others) + 1, ", ".join(map(str, others[:3]))
         log.warning("run %s is the newest of %d in %s; give another by its folder: %s", newest, count, path, shown)
     return newest
+
+
+def _is_run(path: Path) -> bool:
+    return (path / MARKER).is_file() or (path / CHECKPOINTS).is_dir()

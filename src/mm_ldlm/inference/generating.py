@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from mm_ldlm.core import Rows, SamplingError, Seed, check, parse
+from mm_ldlm.core import PositiveInt, Rows, SamplingError, Seed, check, parse
 from mm_ldlm.inference.arguments import latent_sampler_of
 from mm_ldlm.inference.model import Latents, LoadedModel, by_row
 from mm_ldlm.inference.results import Texts
@@ -36,6 +36,7 @@ def invert(
     temperature: float | None = None,
     length: Length = "argmax",
     search: SearchConfig | bool | None = None,
+    calls: int | None = None,
     reembed: bool = False,
     seed: int = 0,
     samples: int = 1,
@@ -52,6 +53,8 @@ def invert(
         length: number of tokens, or argmax or sample of the length head given the latent.
         search: re-embed 4 candidates in 4 rounds, or (not on the command line) as a `SearchConfig` says, and keep the
             nearest; needs the encoder.
+        calls: search with at most this number of model calls for each latent, and with fewer where the text is found
+            earlier.
         reembed: report the cosine of each text to its target also without a search, at one encoder call per text.
         samples: number of texts that are written for each latent. More than one needs a sampler with a temperature
             above 0, or the length sample; otherwise they are equal, with a warning.
@@ -63,12 +66,13 @@ def invert(
     samples, keep = check(samples, Candidates, name="samples"), check(keep, Keep, name="keep")
     config = model.text_sampler(sampler, steps, temperature)
     length = length_of(model, length, "l2t", sampler=config)
-    search = SEARCHES[bool(search)] if search is None or isinstance(search, bool) else search
-    search = parse(SearchConfig, search, at="search")
+    longest = length if isinstance(length, int) else model.max_length
+    price = config.most_calls(max(longest, model.max_length))
+    free = isinstance(length, str) and model.model.has_length
+    search = _search_of(search, calls, samples, price=price, lengths=2 if free else 1)
     sources, raw_nd = model.targets(targets, name="targets")
     latents_nd, count = model.standardised(raw_nd), len(raw_nd)
     tried = 2 * (search.candidates + search.beam) if search.enabled else 1
-    longest = length if isinstance(length, int) else model.max_length
     refuse_texts_beyond_memory(count * samples * tried, tokens=longest, numbers=model.dim)
     if samples > 1:  # sample by sample: the first one of each latent is that of a request for one
         latents_nd, raw_nd = latents_nd.repeat(samples, 1), np.tile(raw_nd, (samples, 1))
@@ -77,7 +81,7 @@ def invert(
     lengths = writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed)
     if search.enabled:
         written = writer.search(
-            lengths, latents_nd=latents_nd, sampler=config, config=search, seed=seed,
+            lengths, latents_nd=latents_nd, sampler=config, config=search, price=price, seed=seed,
             cosines=model.nearness(raw_nd),
         )  # fmt: skip
     else:
@@ -86,6 +90,25 @@ def invert(
             written = Written(**writer.joined(batches, [*results]))  # written here: the way to the loop is short
     made = model.texts(written, sources, raw_nd, reembed=reembed)
     return made if samples == 1 else _several(made, count, samples, keep)
+
+
+def _search_of(search: Any, calls: int | None, samples: int, *, price: int, lengths: int) -> SearchConfig:
+    """Return the search of a request, among whose samples the model calls are divided; see `SearchConfig.within`.
+
+    Raises:
+        SamplingError: there are too few model calls for one text of each sample.
+    """
+    given = None if search is None or isinstance(search, bool) else parse(SearchConfig, search, at="search")
+    most: int | None = check(calls, PositiveInt | None, name="calls") or getattr(given, "calls", None)
+    if most is None:
+        return given or SEARCHES[bool(search)]
+    if most < samples * price:
+        raise SamplingError(
+            f"calls: expected at least {samples * price} (samples {samples}, each of up to {price} model calls), found "
+            f"{most}. Raise it, or choose fewer steps or samples."
+        )
+    each = most // samples
+    return replace(given, calls=each) if given else SearchConfig.within(each, price=price, lengths=lengths)
 
 
 def _several(made: Texts, count: int, samples: int, keep: Keep) -> Texts:

@@ -198,7 +198,7 @@ class Writer:
 
     def search(
         self, lengths: Sequence[int], *, latents_nd: Tensor, cosines: Cosines, sampler: Any, config: SearchConfig,
-        seed: int,
+        price: int, seed: int,
     ) -> Written:  # fmt: skip
         """Search for the text nearest to each target, from texts of its length in `lengths` (`sampling.search`)."""
         shape, freer = self.model.shape, sampler.override(temperature=config.temperature)
@@ -231,6 +231,7 @@ class Writer:
                 torch.stack([self.padded(canvases[row], length=width) for row in batch]),
                 config=config, write=write, nearness=nearness, mask_id=shape.mask_id, pad_id=shape.pad_id,
                 generator=self.generator(batch, seed), compare=first.compare if traces else uncompared,
+                price=price,
             )  # fmt: skip
             texts = [self._unpadded(ids) for ids in found.tokens.tolist()]
             return {

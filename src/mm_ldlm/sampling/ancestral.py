@@ -66,14 +66,22 @@ class DdpmCacheConfig(UnmaskingSampler):
     kind: str = "ddpm_cache"
     timestep: TimestepSource = "schedule"
 
+    @property
+    def checks(self) -> int:
+        """Number of model calls that compare two times."""
+        return 0 if self.timestep == "mask_ratio" else 2
+
+    def most_calls(self, length: int) -> int:
+        """See `TextSampler.most_calls`."""
+        return super().most_calls(length) + self.checks
+
     def write(self, canvas: Canvas) -> TextSample:
         """Write a canvas.
 
         Raises:
             SamplingError: the model's output depends on the time.
         """
-        checks = 0 if self.timestep == "mask_ratio" else 2
-        if checks:
+        if checks := self.checks:
             refuse_time_dependence(canvas)
         sample = unmask_by_schedule(canvas, self, timestep=self.timestep, skip_idle=True)
         return dataclasses.replace(

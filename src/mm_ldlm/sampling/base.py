@@ -26,6 +26,9 @@ class TextSampler(Protocol):
             SamplingError: the sampler does not fit the process (`refusal`), or guidance needs a condition.
         """
 
+    def most_calls(self, length: int) -> int:
+        """Bound the number of model calls for a text of this length; a guided call counts 2."""
+
     def override(self, *, steps: int | None = None, temperature: float | None = None) -> Self:
         """Copy the sampler, replacing the settings that are not None."""
 
@@ -72,6 +75,10 @@ class DiffusionSampler(Overridable, ABC):
     def draw(self) -> Draw:
         """Settings of the draw of a token from the model's distribution."""
         return Draw(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, guidance=self.guidance)
+
+    def most_calls(self, length: int) -> int:
+        """See `TextSampler.most_calls`: one call for each step."""
+        return self.steps * (1 if self.guidance == 1.0 else 2)
 
     def refusal(self, process: TextProcessConfig | None) -> str | None:
         """See `TextSampler.refusal`. Every process fits."""

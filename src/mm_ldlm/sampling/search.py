@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mm_ldlm.core import Fraction, NonNegativeFloat, PositiveFloat, Repeats, config
+from mm_ldlm.core import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Repeats, config
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.denoising import TextSample
-from mm_ldlm.sampling.limits import Candidates, Rounds, Temperature
+from mm_ldlm.sampling.limits import MOST_CANDIDATES, Candidates, Rounds, Temperature
 from mm_ldlm.sampling.orders import top_by_row
 
 Write = Callable[[Tensor, Tensor, RowGenerator, bool], TextSample]
@@ -48,6 +48,21 @@ class SearchConfig:
     """Temperature of all candidates but the first, which uses the temperature of the text sampler"""
     good_enough: PositiveFloat = 0.9999
     """Cosine at which the search for a target ends"""
+    calls: PositiveInt | None = None
+    """Largest number of model calls, at which the search for a target ends too; null: no limit"""
+
+    @classmethod
+    def within(cls, calls: int, *, price: int, lengths: int) -> "SearchConfig":
+        """Choose a search for a number of model calls, of which a text takes `price` at most.
+
+        Args:
+            lengths: number of the most probable lengths to try; with 1 the length of a text stays what it is.
+        """
+        two = 2 if calls >= 4 * price else 1  # few children in many rounds find more than many in few
+        return cls(
+            candidates=two, rounds=min(calls, MOST_CANDIDATES), beam=two if calls >= 32 * price else 1,
+            lengths=min(two, lengths), resize=0.3 if lengths > 1 else 0.0, calls=calls,
+        )  # fmt: skip
 
     @property
     def enabled(self) -> bool:
@@ -113,12 +128,17 @@ class Search:
 
     def __init__(
         self, config: SearchConfig, write: Write, nearness: Nearness, *, targets: int, mask_id: int, pad_id: int,
-        generator: RowGenerator, compare: Compare,
+        generator: RowGenerator, compare: Compare, price: int,
     ) -> None:  # fmt: skip
         self.config, self.mask_id, self.pad_id, self.generator = config, mask_id, pad_id, generator
-        self._write, self._nearness, self.compare = write, nearness, compare
+        self._write, self._nearness, self.compare, self.price = write, nearness, compare, price
         self._known: dict[tuple[int, ...], float] = {}
         self.model_calls_B, self.encoder_calls_B = torch.zeros(2, targets, dtype=torch.long, device=generator.device)
+
+    def affords(self, live: Tensor) -> Tensor:
+        """Return whether each of the targets `live` has model calls left for one more text (T,)."""
+        calls_T = self.model_calls_B[live] + self.price
+        return torch.ones_like(live, dtype=torch.bool) if self.config.calls is None else calls_T <= self.config.calls
 
     def write(self, canvas_TL: Tensor, live: Tensor, generator: RowGenerator, *, greedy: bool) -> TextSample:
         """Write canvases of the targets `live`; without `greedy` at the temperature of the search."""
@@ -141,7 +161,8 @@ class Search:
         """Write the first candidates (B, K).
 
         The first canvas of every length is written with the text sampler as without a search; repeated canvases are
-        drawn at the temperature of the search. If candidate 0 is good enough, the others are copies of it at no cost.
+        drawn at the temperature of the search. If candidate 0 is good enough, the others are copies of it at no cost,
+        as are those that exceed the number of model calls.
         """
         every = torch.arange(len(canvases_BKL), device=canvases_BKL.device)
         sample = self.write(canvases_BKL[:, 0], every, self.generator.fork("candidate 0"), greedy=True)
@@ -153,26 +174,34 @@ class Search:
         found = [first]
         for number in range(1, canvases_BKL.shape[1]):
             found.append(first._replace(writable=writable_BKL[:, number]))
-            if live.numel():
-                canvas_TL = canvases_BKL[live, number]
-                seen = bool((canvas_TL.unsqueeze(1) == canvases_BKL[live, :number]).all(dim=2).any())
-                stream = self.generator.select(live).fork(f"candidate {number}")
-                sample = self.write(canvas_TL, live, stream, greedy=not seen)
+            able = live[self.affords(live)]
+            if able.numel():
+                canvas_TL = canvases_BKL[able, number]
+                seen = bool((canvas_TL.unsqueeze(1) == canvases_BKL[able, :number]).all(dim=2).any())
+                stream = self.generator.select(able).fork(f"candidate {number}")
+                sample = self.write(canvas_TL, able, stream, greedy=not seen)
                 drawn = Drafts(
-                    sample.tokens, sample.log_probs, writable_BKL[live, number], self.cosines(sample.tokens, live)
+                    sample.tokens, sample.log_probs, writable_BKL[able, number], self.cosines(sample.tokens, able)
                 )
-                found[-1] = found[-1].replaced(live, drawn)
+                found[-1] = found[-1].replaced(able, drawn)
         drafts = joined(found, torch.stack)
         self.compare(live, drafts.pick(live), 1)
         return drafts
 
     def children(self, parents: Drafts, live: Tensor, number: int) -> Drafts:
-        """Draw the children (T, C) of the targets `live`, from their parents (T, W) in turn."""
+        """Draw the children (T, C) of the targets `live`, from their parents (T, W) in turn.
+
+        Children that exceed the number of model calls are copies of their parents.
+        """
         found, config = [], self.config
         for child in range(config.candidates):
-            parent = child % parents.tokens.shape[1]
-            stream = self.generator.select(live).fork(f"round {number} child {child}")
-            draft = parents.pick((slice(None), parent))
+            draft = parents.pick((slice(None), child % parents.tokens.shape[1]))
+            found.append(draft)
+            rows = self.affords(live).nonzero().squeeze(1)
+            if not rows.numel():
+                continue
+            able, draft = live[rows], draft.pick(rows)
+            stream = self.generator.select(able).fork(f"round {number} child {child}")
             if config.resize > 0:
                 draft = resized(
                     draft, fraction=config.resize, noise=config.remask_noise, mask_id=self.mask_id, pad_id=self.pad_id,
@@ -181,9 +210,9 @@ class Search:
             again_TL = least_certain(
                 draft, fraction=config.remask_ratio, noise=config.remask_noise, generator=stream.fork("which")
             )
-            sample = self.write(draft.tokens.masked_fill(again_TL, self.mask_id), live, stream, greedy=False)
+            sample = self.write(draft.tokens.masked_fill(again_TL, self.mask_id), able, stream, greedy=False)
             log_probs_TL = torch.where(again_TL, sample.log_probs, draft.log_probs)
-            found.append(Drafts(sample.tokens, log_probs_TL, draft.writable, draft.cosines))
+            found[-1] = found[-1].replaced(rows, Drafts(sample.tokens, log_probs_TL, draft.writable, draft.cosines))
         drafts = joined(found, torch.stack)
         flat_NL = drafts.tokens.reshape(-1, drafts.tokens.shape[-1])
         cosines_N = self.cosines(flat_NL, live.repeat_interleave(config.candidates))
@@ -200,6 +229,7 @@ def search(
     pad_id: int,
     generator: RowGenerator,
     compare: Compare = uncompared,
+    price: int = 0,
 ) -> SearchResult:
     """Search for the text nearest to each target.
 
@@ -207,16 +237,18 @@ def search(
     positions are written and rewritten; all other positions are fixed. In each round a target keeps its `beam` best
     candidates and draws `candidates` children from them: a fraction `remask_ratio` of their least confident tokens is
     masked again, and a fraction `resize` of the children is one token longer or shorter. Parents compete with their
-    children, so the best cosine never decreases.
+    children, so the best cosine never decreases. `price` is the largest number of model calls that `write` makes for a
+    text; with `config.calls` no text is begun that could exceed them, the first one excepted.
     """
     B = len(canvases_BKL)
     run = Search(
-        config, write, nearness, targets=B, mask_id=mask_id, pad_id=pad_id, generator=generator, compare=compare
-    )
+        config, write, nearness, targets=B, mask_id=mask_id, pad_id=pad_id, generator=generator, compare=compare,
+        price=price,
+    )  # fmt: skip
     best = _best(run.start(canvases_BKL), config.beam)
     live = torch.arange(B, device=canvases_BKL.device)
     for number in range(config.rounds):
-        live = live[best.cosines[live, 0] < config.good_enough]
+        live = live[(best.cosines[live, 0] < config.good_enough) & run.affords(live)]
         if not live.numel():
             break
         parents = best.pick(live)

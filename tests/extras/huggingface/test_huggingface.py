@@ -17,13 +17,14 @@ from click.testing import CliRunner
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from tests.data.encoders.tiny import bert
-from tests.inference.runs import DIM, LATENTS, write_run
+from tests.inference.runs import DIM, LATENTS, tokenizer, write_run
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import CheckpointError, StoreError, to_dict
 from mm_ldlm.core.files import write_json
 from mm_ldlm.data.encoders import LocalEncoderConfig
 from mm_ldlm.evaluation.compare import Result, keep
+from mm_ldlm.evaluation.suites.inversion import score_rows
 from mm_ldlm.extras.huggingface.commands import export, push
 from mm_ldlm.extras.huggingface.stores import open_store
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_of
@@ -103,6 +104,7 @@ def test_the_hub_is_read_from_its_cache_by_name_and_revision(
     (cache / "refs").mkdir()
     (cache / "refs" / "main").write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("mm_ldlm.inference.files.PRETRAINED", tmp_path / "none")
     expected = MMLDLM.from_pretrained(folder, device="cpu").invert(LATENTS).texts
     for revision in (None, "main", commit):
         assert MMLDLM.from_pretrained("me/shared", revision=revision, device="cpu").invert(LATENTS).texts == expected
@@ -194,15 +196,43 @@ def test_the_card_has_the_scores_of_these_weights_only(folder: Path, tmp_path: P
     run = shutil.copytree(folder.parent / "run-1", tmp_path / "run-1")
     (checkpoint,) = (run / "checkpoints").glob("step-*")
     scores = {"nll.per_token": 2.5, "nll.per_token.low": 2.25, "nll.per_token.high": 2.75, "nll.exact": 0.0}
-    keep(Result("run-1", {**scores, MADE_BY: weights_of(checkpoint, use_ema=True)}), run)
+    texts = [f"w{i} w{i + 1} w{i + 2}" for i in range(4)]
+    made = [*texts[:3], "w1 w2 w3"]
+    references, hypotheses = (tokenizer().encode(each) for each in (texts, made))
+    rows = score_rows(tokenizer(), references, hypotheses, ids=texts, written=[texts[0].upper(), *texts[1:]])
+    rows = rows.assign(source=["a", "a", "b", "b"])
+    keep(Result("run-1", {**scores, MADE_BY: weights_of(checkpoint, use_ema=True)}, {"inversion": rows}), run)
     exported(run, tmp_path / "averaged", "--licence", "mit", "--without-encoder")
     exported(run, tmp_path / "last", "--last", "--without-encoder")
     averaged, last = ((tmp_path / name / "README.md").read_text() for name in ("averaged", "last"))
     assert "2.500 [2.250, 2.750]" in averaged
+    assert re.search(r"\| a \| 2 \| 50.0 %.*? \| 100.0 %", averaged), "as written, and up to case"
+    assert re.search(r"\| b \| 2 \| 50.0 %.*? \| 50.0 %", averaged)
+    assert "| a | 2 |" not in last
     assert "license: mit\n" in averaged
     assert "`mmdit`" in averaged
     assert "2.500" not in last
     assert "license: unknown\n" in last
+
+
+def test_matrices_of_half_the_size_are_loaded_as_float32_and_the_card_has_the_notes(
+    folder: Path, tmp_path: Path
+) -> None:
+    run, notes = folder.parent / "run-1", tmp_path / "notes.md"
+    words = [str(run), str(tmp_path / "small"), "--without-encoder", "--dtype", "bfloat16", "--notes", str(notes)]
+    missing = CliRunner().invoke(export, words)
+    assert (missing.exit_code, (tmp_path / "small").exists()) == (1, False)
+    notes.write_text("## Data\n\nSentences by Müller, CC BY 2.0.\n", encoding="utf-8")
+    exported(*map(Path, words[:2]), *words[2:])
+    sizes = [(each / "model.safetensors").stat().st_size for each in (tmp_path / "small", folder)]
+    assert sizes[0] < 0.6 * sizes[1]
+    small, whole = (MMLDLM.from_pretrained(each, device="cpu") for each in (tmp_path / "small", folder))
+    for (name, ours), theirs in zip(small.model.model.named_parameters(), whole.model.model.parameters(), strict=True):
+        assert ours.dtype == torch.float32
+        assert bool(((ours - theirs).abs() <= theirs.abs() * (2**-8 if ours.dim() > 1 else 0)).all()), name
+    card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+    assert "\n## Data\n\nSentences by Müller, CC BY 2.0.\n\n## Use\n" in card
+    assert "bfloat16" in card
 
 
 def test_an_upload_needs_credentials_and_an_intact_folder(

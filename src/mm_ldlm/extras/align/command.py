@@ -5,17 +5,17 @@ from pathlib import Path
 
 import click
 
-from mm_ldlm.app.console import encoder_of, messages_only
+from mm_ldlm.app.console import RUN, encoder_of, messages_only
 
 
 @click.command("align")
-@click.option("--run", default="data", show_default=True, help="Run that is to read the vectors, or an exported one.")
+@click.option("--run", help=f"Run that is to read the vectors. {RUN}")
 @click.option("--texts", required=True, help="Texts, one per line, 100 to 10,000.")
 @click.option("--vectors", help=".npy file with the vector of each text by the other encoder.")
 @click.option("--encoder", help="The other encoder instead of vectors: a name, or its parameters as {kind: …, …}.")
 @click.option("--name", default="", help="Name of the encoder of the vectors, for messages.")
 @click.option("-o", "--output", required=True, help="New folder of the exported run.")
-def align(run: str, texts: str, vectors: str | None, encoder: str | None, name: str, output: str) -> None:
+def align(run: str | None, texts: str, vectors: str | None, encoder: str | None, name: str, output: str) -> None:
     """Export a run with an adapter in front of it, so that it reads the vectors of another encoder.
 
     The adapter is fitted on texts with their vectors, and the run's encoder embeds the texts.
@@ -29,9 +29,9 @@ def align(run: str, texts: str, vectors: str | None, encoder: str | None, name: 
         from mm_ldlm.inference import MMLDLM
         from mm_ldlm.inference.arguments import array_of, vectors_of
         from mm_ldlm.inference.exporting import export, source_of
-        from mm_ldlm.inference.files import read_array, read_texts
+        from mm_ldlm.inference.files import read_array, read_texts, run_of
 
-        source, lines = source_of(Path(run), Path(output)), read_texts(texts)
+        source, lines = source_of(run_of(run), Path(output)), read_texts(texts)
         model = MMLDLM.from_run(source.run)
         own_nd = model.encode(lines, too_long="truncate")
         if encoder is not None:

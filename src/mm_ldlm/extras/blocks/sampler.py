@@ -45,6 +45,10 @@ class BlocksConfig(Overridable):
         """Settings of the draw of a token, from the inner sampler."""
         return self.inner.draw
 
+    def most_calls(self, length: int) -> int:
+        """See `TextSampler.most_calls`."""
+        return -(-length // self.block_length) * self.inner.most_calls(self.block_length)
+
     def override(self, **settings: Any) -> Self:
         """Copy the sampler, replacing the settings of the inner sampler that are not None."""
         return super().override(inner=self.inner.override(**settings))

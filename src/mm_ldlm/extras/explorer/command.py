@@ -6,11 +6,12 @@ import socket
 
 import click
 
-from mm_ldlm.app.console import address, messages_only
+from mm_ldlm.app.console import RUN, address, messages_only
 from mm_ldlm.core import SamplingError
+from mm_ldlm.inference.files import run_of
 
 
-@click.command("explore")
+@click.command("explore", epilog=f"RUN: {RUN}")
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @click.option("--host", type=address, default="127.0.0.1", show_default=True, help="Address that the page listens on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=7860, show_default=True, help="0 takes a free port.")
@@ -19,13 +20,10 @@ from mm_ldlm.core import SamplingError
 def explore(runs: tuple[str, ...], host: str, port: int, device: str | None, browser: bool) -> None:
     """Open a local page on RUN: watch an embedding become text, change words, slide between sentences.
 
-    RUN is a run, a checkpoint, or a folder of runs or of data, of which the newest run is used; by default data.
     Several runs can be compared side by side.
     """
-    from mm_ldlm.inference.files import newest_run
-
     with messages_only(), contextlib.suppress(KeyboardInterrupt):
-        found = [newest_run(run) for run in runs or ("data",)]
+        found = [run_of(run) for run in runs or (None,)]
         try:
             listener = socket.create_server((host, port))
         except OSError as error:

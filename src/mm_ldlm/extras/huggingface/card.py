@@ -1,31 +1,45 @@
 """The model card of an exported run, written from its own files."""
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.resources import files
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
 
 from mm_ldlm.core import MMLDLMError
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.dataset import Dataset
-from mm_ldlm.evaluation.compare import load_result
+from mm_ldlm.evaluation.bootstrap import Bootstrap
+from mm_ldlm.evaluation.compare import Result, load_result
 from mm_ldlm.evaluation.report.page import spelled
 from mm_ldlm.evaluation.suites import PARTS, headlines
+from mm_ldlm.evaluation.suites.inversion import summarise
 from mm_ldlm.inference.exporting import Source
 from mm_ldlm.inference.loading import kinds_of
 from mm_ldlm.objectives.capabilities import USES
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_in, weights_of
 
+BY_SOURCE = {
+    "exact_match_as_written": "fraction", "exact_match_up_to_case": "fraction", "bleu_as_written": "points",
+    "cosine": "cosine",
+}  # fmt: skip
+"""Metrics of the reconstructions of one source, and their formats"""
 
-def card(source: Source, *, name: str, licence: str, embeds: bool) -> str:
+
+def card(source: Source, *, name: str, licence: str, notes: str, embeds: bool) -> str:
     """Write the card: what the model can do, its data, encoder, size and scores, and the commands that load it.
 
     Args:
+        notes: Markdown that follows the scores.
         embeds: whether SentenceTransformer can load the encoder of the folder.
     """
     from huggingface_hub import ModelCardData
     from jinja2 import StrictUndefined, Template
 
-    model, objective = kinds_of(source.config)
+    (model, objective), result = kinds_of(source.config), _result(source)
     capabilities = objective.capabilities(model)
     template = Template(
         files("mm_ldlm.extras.huggingface").joinpath("card.md.j2").read_text(encoding="utf-8"),
@@ -48,31 +62,51 @@ def card(source: Source, *, name: str, licence: str, embeds: bool) -> str:
         parameters=sum(tensor.numel() for tensor in source.tensors.values()),
         step=folder.step_of(source.checkpoint),
         weights="averaged" if source.averaged else "last",
-        splits=_splits(source),
-        scores=_scores(source),
+        shortened=sorted({str(each.dtype).removeprefix("torch.") for each in source.tensors.values()} - {"float32"}),
+        examples=_examples(source),
+        notes=notes.strip(),
+        scores=[] if result is None else _scores(result.metrics),
+        by_source=[] if result is None else _by_source(result.rows.get("inversion")),
         embeds=embeds,
     )
 
 
-def _splits(source: Source) -> dict[str, int]:
-    """Count the examples of the dataset of a run by split; empty if the dataset is not there, or changed."""
+def _examples(source: Source) -> dict[str, dict[str, int]]:
+    """Count the examples of the dataset of a run by split and source; empty if the dataset is not there, or changed."""
     try:
         dataset = Dataset.open(source.folder.parent / str(source.config.get("dataset", "")))
         if dataset.fingerprints.get("tokens") != source.config["fingerprints"].get("tokens"):
             return {}
-        return {split: len(dataset.rows(split)) for split in SPLITS}
+        sources_n = pa.concat_tables(dataset.records.iter_tables(columns=["source"])).column("source")
+        taken = {split: sources_n.take(dataset.rows(split)).value_counts().to_pylist() for split in SPLITS}
+        return {split: {each["values"]: each["counts"] for each in found} for split, found in taken.items()}
     except MMLDLMError:
         return {}
 
 
-def _scores(source: Source) -> list[dict[str, str]]:
-    """List the headline numbers of the evaluation of exactly these weights, with their intervals."""
+def _result(source: Source) -> Result | None:
+    """Load the evaluation of exactly these weights; None if there is none."""
     try:
-        metrics = load_result(str(source.folder)).metrics
+        result = load_result(str(source.folder))
     except MMLDLMError:
+        return None
+    made_by = weights_in(result.metrics.get(MADE_BY))
+    return result if made_by == weights_of(source.checkpoint, use_ema=source.averaged) else None
+
+
+def _by_source(rows: pd.DataFrame | None) -> list[list[str]]:
+    """List source, number of sentences and `BY_SOURCE` of the reconstructions, if they are of several sources."""
+    if rows is None or "source" not in rows or rows["source"].nunique() < 2:
         return []
-    if weights_in(metrics.get(MADE_BY)) != weights_of(source.checkpoint, use_ema=source.averaged):
-        return []
+    found = {str(source): (len(part), summarise(part, Bootstrap())) for source, part in rows.groupby("source")}
+    return [
+        [source, f"{count:,}", *(spelled(scores.get(name), form) for name, form in BY_SOURCE.items())]
+        for source, (count, scores) in found.items()
+    ]
+
+
+def _scores(metrics: Mapping[str, Any]) -> list[dict[str, str]]:
+    """List the headline numbers with their intervals."""
     found = {
         each: {part: metrics.get(f"{each.key}{end}") for part, end in PARTS.items()} for each in headlines(metrics)
     }

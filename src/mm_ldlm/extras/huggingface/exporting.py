@@ -25,23 +25,29 @@ FAR = 0.03
 TEXTS = ("A short text.", "The girl drew a horse in the garden, and the boy watched her.", "word " * 600)
 
 
-def write_folder(source: Source, target: Path, *, licence: str = "unknown", without_encoder: bool = False) -> list[str]:
-    """Write the folder; return notes for the user.
+def write_folder(
+    source: Source, target: Path, *, licence: str = "unknown", notes: str = "", without_encoder: bool = False
+) -> list[str]:
+    """Write the folder; return messages for the user.
+
+    Args:
+        notes: end of the card, in Markdown.
 
     Raises:
         CheckpointError: it cannot be written.
     """
-    documents, notes = dict[str, Any](), list[str]()
+    documents, messages = dict[str, Any](), list[str]()
     with tempfile.TemporaryDirectory() as temporary:
         stage = Path(temporary)
         if not without_encoder:
             try:
                 documents = stage_encoder(source, stage)
             except MMLDLMError as error:
-                notes = [f"SentenceTransformer cannot load it: {error}"]
+                messages = [f"SentenceTransformer cannot load it: {error}"]
         export(source, target, folders={ENCODER: stage / ENCODER} if documents else {}, documents=documents)
-    write_text(target / "README.md", card(source, name=target.name, licence=licence, embeds=bool(documents)))
-    return notes
+    made = card(source, name=target.name, licence=licence, notes=notes, embeds=bool(documents))
+    write_text(target / "README.md", made)
+    return messages
 
 
 def stage_encoder(source: Source, stage: Path) -> dict[str, Any]:

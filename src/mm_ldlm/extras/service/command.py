@@ -6,13 +6,14 @@ from typing import Any, get_type_hints
 
 import click
 
-from mm_ldlm.app.console import address, messages_only
+from mm_ldlm.app.console import RUN, address, messages_only
 from mm_ldlm.core import ConfigurationError, parse
 from mm_ldlm.extras.service.requests import Limits
+from mm_ldlm.inference.files import run_of
 
 
-@click.command("serve")
-@click.argument("run", default="data")
+@click.command("serve", epilog=f"RUN: {RUN}")
+@click.argument("run", required=False)
 @click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step of the run.")
 @click.option("--device", help="cpu, cuda or cuda:N; by default the first GPU if there is one.")
 @click.option(
@@ -21,12 +22,11 @@ from mm_ldlm.extras.service.requests import Limits
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 chooses a free one.")
 @click.option("--key-variable", help="Name of the environment variable with the key that requests have to send.")
 def serve(
-    run: str, checkpoint: str, device: str | None, host: str, port: int, key_variable: str | None, **limits: Any
+    run: str | None, checkpoint: str, device: str | None, host: str, port: int, key_variable: str | None, **limits: Any
 ) -> None:
     """Serve RUN over HTTP: its requests, and embeddings in the convention of OpenAI.
 
-    RUN is a run, a checkpoint, or a folder of runs or of data, of which the newest run is used. The page /docs explains
-    every request. Ctrl-C or SIGTERM stops the service after the requests that it has received.
+    The page /docs explains every request. Ctrl-C or SIGTERM stops the service after the requests that it has received.
     """
     with messages_only():
         bounds, key = parse(Limits, limits, at="serve"), None if key_variable is None else _key(key_variable)
@@ -40,7 +40,7 @@ def serve(
             ) from None
         from mm_ldlm.inference import MMLDLM
 
-        model = MMLDLM.from_run(run, checkpoint=checkpoint, device=device)
+        model = MMLDLM.from_run(run_of(run), checkpoint=checkpoint, device=device)
     click.echo(f"{model!r}\nThe page /docs of the address below explains the requests.", err=True)
     logging.getLogger("mm_ldlm.inference").setLevel(logging.ERROR)  # its warnings quote the texts of clients
     uvicorn.run(

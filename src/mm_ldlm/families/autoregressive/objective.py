@@ -47,6 +47,10 @@ class AutoregressiveSampler(Overridable):
 
     exceeds_window: ClassVar[bool] = False
 
+    def most_calls(self, length: int) -> int:
+        """See `sampling.base.TextSampler.most_calls`: one call for each token."""
+        return length
+
     def refusal(self, process: TextProcessConfig | None) -> str | None:
         """See `sampling.base.TextSampler.refusal`. No diffusion model fits."""
         needs = "a model that predicts the next token"

@@ -40,6 +40,10 @@ class SelfCorrectionConfig(DiffusionSampler):
     correction_time: Annotated[float, bounded(gt=0, le=1)] = 0.01
     patience: Repeats = 32
 
+    def most_calls(self, length: int) -> int:
+        """See `TextSampler.most_calls`: each correction is a further step."""
+        return (self.steps + self.corrections) * (1 if self.guidance == 1.0 else 2)
+
     def refusal(self, process: TextProcessConfig | None) -> str | None:
         """See `TextSampler.refusal`. Only processes whose noise includes words fit."""
         if process is not None and process.revises:
