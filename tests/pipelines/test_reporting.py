@@ -11,6 +11,7 @@ import pytest
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
 from mm_ldlm.evaluation.suites import suites
+from mm_ldlm.inference.calibration import CALIBRATION
 from mm_ldlm.pipelines import reporting as nodes
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 from mm_ldlm.training.checkpoints.reference import CHOSEN
@@ -71,7 +72,7 @@ def test_pitfall_27_results_of_other_weights_end_no_report(
     if name in WRITTEN["metrics"]:
         with refuses(EvaluationError, name):
             call(nodes.collect_metrics, inputs, ["timings", *WRITTEN["metrics"]], evaluation=EvaluationConfig())
-    if name in WRITTEN["rows"]:
+    if name != "comparison":
         with refuses(EvaluationError, name):
             compare(inputs)
 
@@ -88,8 +89,8 @@ def test_metrics_of_another_checkpoint_are_not_collected(inputs: dict[str, Any],
 def compare(inputs: dict[str, Any], *others: str) -> Any:
     evaluation = EvaluationConfig()
     return call(
-        nodes.compare_runs, inputs, ["metrics", *WRITTEN["rows"]], reporting=ReportingConfig(compare=others),
-        evaluation=evaluation, seed=0, from_tracking=lambda run_id: {"l2t.bleu": 1.0} if run_id == "tracked" else None,
+        nodes.compare_runs, inputs, ["metrics", *WRITTEN["metrics"], *WRITTEN["rows"]],
+        reporting=ReportingConfig(compare=others), evaluation=evaluation, seed=0, from_tracking=lambda run_id: {"l2t.bleu": 1.0} if run_id == "tracked" else None,
     )  # fmt: skip
 
 
@@ -99,6 +100,7 @@ def test_a_run_keeps_its_result_unless_it_was_chosen_by_its_path(inputs: dict[st
     assert compare(chosen)["table"] == []
     assert not (folder / "evaluation").exists()
     assert compare(inputs)["table"] == []
+    assert json.loads((folder / "evaluation" / CALIBRATION).read_text()) == inputs["metrics_calibration"]["fitted"]
     found = compare(inputs, str(folder), "tracked")
     assert found["runs"] == [folder.name, f"{folder.name} (2)", "tracked"]
     assert all(

@@ -20,8 +20,9 @@ from mm_ldlm.evaluation.bootstrap import FEWEST_PAIRS, Bootstrap
 from mm_ldlm.evaluation.suites import GIVEN_LENGTH, PARTS, headlines, likelihood_kind, suites
 from mm_ldlm.evaluation.suites.base import Headline
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
+from mm_ldlm.training.checkpoints.reference import EVALUATION
 
-METRICS, FOLDER = "metrics.json", "evaluation"
+METRICS = "metrics.json"
 
 FromTracking = Callable[[str], Mapping[str, float] | None]
 """Function from a run id to its metrics, or None if tracking has no such run."""
@@ -34,16 +35,20 @@ class Result:
     name: str
     metrics: Mapping[str, float]
     rows: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    files: Mapping[str, Any] = field(default_factory=dict)
+    """JSON files that suites add, by name"""
 
 
 def keep(result: Result, folder: Path) -> None:
     """Write a result into `folder`/evaluation, each file atomically, so that the run folder suffices to compare it."""
-    target = folder / FOLDER
+    target = folder / EVALUATION
     target.mkdir(parents=True, exist_ok=True)
     for name, rows in result.rows.items():
         buffer = io.BytesIO()
         rows.to_parquet(buffer, index=False)
         write_bytes(target / f"{name}_rows.parquet", buffer.getvalue())
+    for name, document in result.files.items():
+        write_json(target / name, document)
     write_json(target / METRICS, dict(result.metrics))
 
 
@@ -55,11 +60,11 @@ def load_result(reference: str, *, from_tracking: FromTracking | None = None) ->
             the file.
     """
     path = Path(reference)
-    candidates = [path] if path.is_file() else [path / METRICS, path / FOLDER / METRICS]
+    candidates = [path] if path.is_file() else [path / METRICS, path / EVALUATION / METRICS]
     if place := next((place for place in candidates if place.is_file()), None):
         rows = {name: _read_rows(place.with_name(f"{name}_rows.parquet"), suite.row_columns)
                 for name, suite in suites().items() if suite.row_columns}  # fmt: skip
-        named = [part for part in path.parts if part not in (FOLDER, METRICS)]
+        named = [part for part in path.parts if part not in (EVALUATION, METRICS)]
         present = {name: table for name, table in rows.items() if table is not None}
         return Result(named[-1] if named else reference, _read_metrics(place), present)
     if from_tracking is not None and not os.path.lexists(path) and (metrics := from_tracking(reference)):

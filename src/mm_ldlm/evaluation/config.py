@@ -191,6 +191,21 @@ class LatentsConfig:
 
 
 @config
+class CalibrationConfig:
+    """Parameters of the suite of calibration.
+
+    Attributes:
+        sentences: number of sentences of the validation split that the probabilities are fitted on; 0 disables it.
+        threshold: probability from which on the report counts a text as vouched for.
+        bins: number of bins of the calibration error and of the reliability diagram.
+    """
+
+    sentences: RowsOrNone = 300
+    threshold: Level = 0.9
+    bins: Bins = 10
+
+
+@config
 class EvaluationConfig:
     """Parameters of the pipeline `evaluation`.
 
@@ -209,6 +224,7 @@ class EvaluationConfig:
     likelihood: LikelihoodConfig = LikelihoodConfig()
     generation: GenerationConfig = GenerationConfig()
     latents: LatentsConfig = LatentsConfig()
+    calibration: CalibrationConfig = CalibrationConfig()
 
 
 @config

@@ -18,8 +18,9 @@ from torch import Tensor
 from mm_ldlm.core import CheckpointError, ConfigurationError, reason_of, show, to_dict
 from mm_ldlm.core.files import InputFile, is_taken
 from mm_ldlm.data.encoders.base import parse_encoder
+from mm_ldlm.inference.calibration import CALIBRATION
 from mm_ldlm.inference.files import newest_run, pretrained, pretrained_names
-from mm_ldlm.inference.loading import run_config
+from mm_ldlm.inference.loading import calibration_of, run_config
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG
 
@@ -107,11 +108,13 @@ def export(
     encoder = parse_encoder(source.config["encoder"]).portable() if source.config.get("encoder") else {}
     config |= {"shape": to_dict(config["shape"]), "encoder": encoder}
     identity = folder.document(source.checkpoint, "training_state.json").get("identity")
+    calibration = calibration_of(source.checkpoint, use_ema=source.averaged)
+    further = {**({} if calibration is None else {CALIBRATION: to_dict(calibration)}), **(documents or {})}
     folder.write(
         target.parent,
         folder.step_of(source.checkpoint),
         tensors={"model.safetensors": source.tensors},
-        documents={CONFIG: config, "training_state.json": {"identity": identity}, **(documents or {})},
+        documents={CONFIG: config, "training_state.json": {"identity": identity}, **further},
         folders={**source.folders, **(folders or {})},
         called=target.name,
     )

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from mm_ldlm.core import PositiveInt, Rows, SamplingError, Seed, check, parse
+from mm_ldlm.core import Fraction, PositiveInt, Rows, SamplingError, Seed, check, parse
 from mm_ldlm.inference.arguments import latent_sampler_of
 from mm_ldlm.inference.model import Latents, LoadedModel, by_row
 from mm_ldlm.inference.results import Texts
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 Keep = Literal["best", "all"]
 """Which of several texts for one latent are kept"""
+Right = Literal["exact", "up_to_case", "content_words"]
+"""When an inverted text counts as right"""
 SEARCHES = SearchConfig(), SearchConfig(candidates=4, rounds=4)
 """Searches without a configuration: none, and the one of `search=True`"""
 
@@ -41,6 +44,8 @@ def invert(
     seed: int = 0,
     samples: int = 1,
     keep: Keep = "best",
+    min_probability: float | None = None,
+    right: Right = "exact",
 ) -> Texts:
     """Write a text for each embedding, or several.
 
@@ -60,10 +65,21 @@ def invert(
             above 0, or the length sample; otherwise they are equal, with a warning.
         keep: which of several texts are kept: best, the one of the highest cosine (with `reembed` or `search`),
             otherwise of the highest log-probability; or all, latent by latent, of which `best` marks this one.
+        min_probability: leave a text empty if it is right with a lower probability; needs the encoder and a calibrated
+            run.
+        right: what min_probability refers to: exact as the source was written, exact up to_case, or all content_words.
     """
     model.capabilities.require("l2t")
     seed, reembed = check(seed, Seed, name="seed"), check(reembed, bool, name="reembed")
     samples, keep = check(samples, Candidates, name="samples"), check(keep, Keep, name="keep")
+    least = check(min_probability, Fraction | None, name="min_probability")
+    right, calibration = check(right, Right, name="right"), model.parts.calibration
+    if least is not None and calibration is None:
+        raise SamplingError(
+            "min_probability: expected a run whose texts have probabilities, found one without a calibration of these "
+            "weights. Evaluate it (`kedro run --pipelines=sampling,evaluation,reporting`), or leave min_probability "
+            "out."
+        )
     config = model.text_sampler(sampler, steps, temperature)
     length = length_of(model, length, "l2t", sampler=config)
     longest = length if isinstance(length, int) else model.max_length
@@ -88,8 +104,21 @@ def invert(
         canvases = writer.masks(lengths)
         with writer.writing(canvases, latents_nd=latents_nd, sampler=config, seed=seed) as (batches, results):
             written = Written(**writer.joined(batches, [*results]))  # written here: the way to the loop is short
-    made = model.texts(written, sources, raw_nd, reembed=reembed)
-    return made if samples == 1 else _several(made, count, samples, keep)
+    made = model.texts(written, sources, raw_nd, reembed=reembed or least is not None)
+    if calibration is not None and made.cosines is not None:
+        p = calibration.probabilities(made.cosines, made.log_probs)
+        made = replace(made, p_exact=p["exact"], p_up_to_case=p["up_to_case"], p_content_words=p["content_words"])
+    made = made if samples == 1 else _several(made, count, samples, keep)
+    return made if least is None else _abstained(made, getattr(made, f"p_{right}") < least)
+
+
+def _abstained(made: Texts, refused_n: npt.NDArray[np.bool_]) -> Texts:
+    """Leave these texts empty."""
+    return replace(
+        made,
+        texts=tuple("" if refused else text for text, refused in zip(made.texts, refused_n, strict=True)),
+        tokens=tuple(() if refused else ids for ids, refused in zip(made.tokens, refused_n, strict=True)),
+    )
 
 
 def _search_of(search: Any, calls: int | None, samples: int, *, price: int, lengths: int) -> SearchConfig:

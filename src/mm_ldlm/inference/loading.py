@@ -26,12 +26,14 @@ from mm_ldlm.core import (
     parse_kind,
     show,
 )
+from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.encoders.base import load_encoder, no_encoder, parse_encoder
 from mm_ldlm.data.features import feature_of
 from mm_ldlm.data.latents.adapter import ADAPTER, Adapted, Adapter
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import ShardStore
+from mm_ldlm.inference.calibration import CALIBRATION, Calibration
 from mm_ldlm.inference.files import newest_run
 from mm_ldlm.models.base import MODELS, DataShape
 from mm_ldlm.models.defaults import plain_defaults
@@ -40,7 +42,8 @@ from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.training.checkpoints import folder
-from mm_ldlm.training.checkpoints.reference import config_of
+from mm_ldlm.training.checkpoints.provenance import weights_of
+from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, EVALUATION, config_of
 from mm_ldlm.training.checkpoints.weights import (
     identity_of,
     load_tensors,
@@ -79,6 +82,8 @@ class Parts:
     """Folder of the dataset that the run was trained on, which may have been removed"""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Fingerprints of the inputs of the run, by name"""
+    calibration: Calibration | None = None
+    """Probabilities that its inverted texts are right"""
 
 
 @plain_defaults()
@@ -137,7 +142,24 @@ def load_run(
         step=folder.step_of(found),
         dataset=Path(os.path.normpath(run.parent / str(config["dataset"]))) if "dataset" in config else None,
         fingerprints=fingerprints,
+        calibration=calibration_of(found, use_ema=use_ema),
     )
+
+
+def calibration_of(checkpoint: Path, *, use_ema: bool) -> Calibration | None:
+    """Read the calibration of the weights of a checkpoint, or of an exported run; None if there is none.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    exported = folder.is_exported(checkpoint)
+    run = checkpoint.parents[1] if checkpoint.parent.name == CHECKPOINTS else checkpoint
+    path = (run if exported else run / EVALUATION) / CALIBRATION
+    if not path.exists():
+        return None
+    remedy = "Restore the file, or remove it: texts then have no probabilities."
+    found: Calibration = InputFile(path, remedy=remedy, error=CheckpointError).json(Calibration)
+    return found if exported or found.weights == weights_of(checkpoint, use_ema=use_ema) else None
 
 
 def kinds_of(config: Mapping[str, Any]) -> tuple[Any, Any]:

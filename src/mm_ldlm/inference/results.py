@@ -40,6 +40,13 @@ class Texts:
     """The text that was inverted, infilled or edited; None if there was none"""
     cosines: Floats | None = None
     """(n,) cosine of the re-embedded text to the target latent; None without re-embedding"""
+    p_exact: Floats | None = None
+    """(n,) probability that the text is exact, as its source was written; like the two fields below None without
+    re-embedding, and where the run has no calibration"""
+    p_up_to_case: Floats | None = None
+    """(n,) probability that it is exact up to case"""
+    p_content_words: Floats | None = None
+    """(n,) probability that its content words are those of its source"""
     latents: Floats | None = field(default=None, repr=False)
     """(n, d) raw latents of the texts: the condition, or generated with the text"""
     latent_norms: Floats | None = field(default=None, repr=False)
@@ -75,7 +82,9 @@ class Texts:
         return _table(
             source=self.sources, text=self.texts, length=[len(tokens) for tokens in self.tokens],
             log_prob=self.log_probs, model_calls=self.model_calls, encoder_calls=self.encoder_calls,
-            cosine=self.cosines, latent=self.latents, latent_norm=self.latent_norms, unknown=self.unknown,
+            cosine=self.cosines, p_exact=self.p_exact, p_up_to_case=self.p_up_to_case,
+            p_content_words=self.p_content_words, latent=self.latents, latent_norm=self.latent_norms,
+            unknown=self.unknown,
             row=self.rows, sample=self.samples, best=self.best, fraction=self.fractions,
         )  # fmt: skip
 

@@ -55,19 +55,24 @@ def compare_runs(
     evaluation: EvaluationConfig,
     seed: int,
     from_tracking: Callable[[str], dict[str, float] | None],
-    **rows: pd.DataFrame,
+    **inputs: Any,
 ) -> Metrics:
     """Save this run's result in its folder and compare it with the runs of `reporting.compare`.
 
     The folder of a run that was chosen by its path stays as it is.
 
     Raises:
-        EvaluationError: a table of rows belongs to other weights than the metrics.
+        EvaluationError: an input belongs to other weights than the metrics.
     """
     from mm_ldlm.evaluation.compare import Result, compare, keep, load_result
 
-    _refuse_other(metrics[MADE_BY], {name: table.attrs for name, table in rows.items()})
-    ours = Result(str(run["name"]), metrics, {name.removesuffix("_rows"): table for name, table in rows.items()})
+    results, rows = _of_suites(inputs, metrics[MADE_BY])
+    files = {
+        file: document
+        for name, suite in suites().items() if "skipped" not in results[name]
+        for file, document in suite.files(results[name]).items()
+    }  # fmt: skip
+    ours = Result(str(run["name"]), metrics, rows, files)
     if CHOSEN not in run:
         keep(ours, run_folder(runs, run))
     others = [load_result(reference, from_tracking=from_tracking) for reference in reporting.compare]
@@ -91,11 +96,8 @@ def write_report(
     """
     from mm_ldlm.evaluation.report import figures, page, theme
 
-    results = {name: inputs[f"metrics_{name}"] for name in suites()}
-    rows = {name: inputs[f"{name}_rows"] for name, suite in suites().items() if suite.row_columns}
-    made = {f"metrics_{name}": found for name, found in results.items()}
-    made |= {f"{name}_rows": table.attrs for name, table in rows.items()}
-    _refuse_other(metrics[MADE_BY], {**made, "comparison": comparison})
+    results, rows = _of_suites(inputs, metrics[MADE_BY])
+    _refuse_other(metrics[MADE_BY], {"comparison": comparison})
     record = record_of(run_folder(runs, run))
     if CHOSEN in run:  # the environment does not describe what this run was trained with
         kept = {"model", "objective", "training", "encoder"} & record.config.keys()
@@ -127,6 +129,17 @@ def write_report(
     return page.render(report, plots | shown), plots
 
 
+def _of_suites(
+    inputs: Mapping[str, Any], weights: Mapping[str, str]
+) -> tuple[dict[str, Metrics], dict[str, pd.DataFrame]]:
+    """Return the metrics and the tables of rows of the suites by name, all of these weights."""
+    results = {name: inputs[f"metrics_{name}"] for name in suites()}
+    rows = {name: inputs[f"{name}_rows"] for name, suite in suites().items() if suite.row_columns}
+    made = {f"metrics_{name}": found for name, found in results.items()}
+    _refuse_other(weights, made | {f"{name}_rows": table.attrs for name, table in rows.items()})
+    return results, rows
+
+
 def _refuse_other(weights: Mapping[str, str], inputs: Mapping[str, Any]) -> None:
     """Refuse an input, by its name, that belongs to other weights or does not name any."""
     for name, about in inputs.items():
@@ -152,7 +165,7 @@ def create_pipeline() -> Pipeline:
                 compare_runs,
                 inputs={
                     **of_run, "metrics": "metrics", **reporting, **evaluation, "seed": "params:seed",
-                    "from_tracking": "tracked_metrics", **rows,
+                    "from_tracking": "tracked_metrics", **metrics, **rows,
                 },
                 outputs="comparison",
                 name="compare_runs",

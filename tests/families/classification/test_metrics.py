@@ -11,8 +11,9 @@ from sklearn.metrics import confusion_matrix, f1_score, log_loss
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Bootstrap
+from mm_ldlm.evaluation.report.figures import reliability_diagram
 from mm_ldlm.families.classification import suite as metrics
-from mm_ldlm.families.classification.figures import confusion, reliability
+from mm_ldlm.families.classification.figures import confusion
 
 BOOTSTRAP = Bootstrap(200, 0.95, 0)
 
@@ -61,26 +62,6 @@ def test_a_class_that_occurs_nowhere_does_not_count() -> None:
     assert statistic(np.array([[1.0, 0, 0]]))[0] == 1.0
 
 
-def test_the_calibration_error_of_known_bins() -> None:
-    # ten examples with confidence 0.8, all right; five with 0.6, all wrong
-    confidence_n, correct_n = np.array([0.8] * 10 + [0.6] * 5), np.array([1.0] * 10 + [0.0] * 5)
-    statistic = metrics.expected_calibration_error(confidence_n, correct_n, 10)
-    assert statistic(np.ones((1, 15)))[0] == pytest.approx((10 * 0.2 + 5 * 0.6) / 15)
-    lines = metrics.reliability(confidence_n, correct_n, 10, BOOTSTRAP)
-    assert [(line["examples"], line["accuracy"]["value"]) for line in lines] == [(5, 0.0), (10, 1.0)]
-    assert metrics.bin_of(np.array([0.05, 0.1, 0.1000001, 1.0]), 10).tolist() == [0, 0, 1, 9]
-
-
-def test_a_calibrated_classifier_has_a_small_error_and_an_overconfident_one_a_large_one() -> None:
-    draw = np.random.default_rng(3)
-    confidence_n = draw.uniform(0.5, 1, 20_000)
-    correct_n = (draw.random(20_000) < confidence_n).astype(float)
-    once = np.ones((1, 20_000))
-    assert metrics.expected_calibration_error(confidence_n, correct_n, 15)(once)[0] < 0.015
-    overconfident = metrics.expected_calibration_error(np.full(20_000, 0.99), correct_n, 15)(once)[0]
-    assert overconfident == pytest.approx(0.99 - correct_n.mean(), abs=1e-6)
-
-
 def test_classes_outside_the_names_are_refused(refuses: Callable[..., Any]) -> None:
     with refuses(EvaluationError, 2):
         metrics.measure(np.array([0, 2]), np.full((2, 2), 0.5), names=["a", "b"], bins=5, bootstrap=BOOTSTRAP)
@@ -92,6 +73,6 @@ def test_the_figures_show_every_class_and_bin() -> None:
     (matrix,) = confusion({"model": entry}).data
     assert list(matrix.x) == list(matrix.y) == list("abcd")
     np.testing.assert_allclose(np.sum(matrix.z, axis=1), 1, atol=1e-3)
-    diagonal, *sources = reliability({"model": entry, "logistic_regression": entry}).data
+    diagonal, *sources = reliability_diagram({"model": entry["reliability"], "other": entry["reliability"]}).data
     assert (list(diagonal.x), list(diagonal.y)) == ([0, 1], [0, 1])
     assert [len(trace.x) for trace in sources] == [len(entry["reliability"])] * 2

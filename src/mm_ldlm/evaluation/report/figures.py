@@ -107,6 +107,29 @@ def baselines(systems: Mapping[str, Mapping[str, Any]]) -> go.Figure:
     return theme.chart(traces, x={"title": "metric"}, y=y, barmode="group")
 
 
+def reliability_diagram(systems: Mapping[str, Sequence[Mapping[str, Any]]]) -> go.Figure:
+    """Plot the fraction that is right against the confidence, by bin (`calibration.reliability`), with intervals.
+
+    A calibrated confidence lies on the diagonal.
+    """
+    diagonal = {"dash": "dot", "color": theme.GRID}
+    traces: list[dict[str, Any]] = [
+        {"type": "scatter", "x": [0, 1], "y": [0, 1], "mode": "lines", "line": diagonal, "name": "calibrated"}
+    ]
+    for (name, lines), colour in zip(systems.items(), theme.PALETTE, strict=False):
+        values = [line["accuracy"] for line in lines]
+        traces.append(
+            {
+                "type": "scatter", "mode": "lines+markers", "name": name, "line": {"color": colour, "width": 1.5},
+                "x": [line["confidence"] for line in lines], "y": [value["value"] for value in values],
+                "error_y": theme.bars(values, colour), "customdata": [line["examples"] for line in lines],
+                "hovertemplate": "confidence %{x:.3f}, right %{y:.3f}, %{customdata} examples<extra></extra>",
+            }
+        )  # fmt: skip
+    axes = {"range": [0, 1.02], "tickformat": ".0%"}
+    return theme.chart(traces, x={"title": "confidence", **axes}, y={"title": "fraction right", **axes})
+
+
 # -- latents and STS ---------------------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ SUITES = Registry(
     "evaluation suite",
     {
         "inversion": "mm_ldlm.evaluation.suites.inversion:Inversion",
+        "calibration": "mm_ldlm.evaluation.suites.calibration:InversionCalibration",
         "latents": "mm_ldlm.evaluation.suites.latents:Latents",
         "sts": "mm_ldlm.evaluation.suites.sts:Sts",
         "likelihood": "mm_ldlm.evaluation.suites.likelihood:Likelihood",

@@ -132,6 +132,10 @@ class Suite:
         """Make the values that the template needs besides `m`, the metrics."""
         return {}
 
+    def files(self, metrics: Metrics) -> dict[str, Any]:
+        """Choose the JSON files, by name, that are kept in the run folder with the result."""
+        return {}
+
     def statistics(self, tables: Sequence[pd.DataFrame]) -> dict[str, Callable[[pd.DataFrame], Statistic]]:
         """Choose the statistics by which the tables of runs, all with the same ids, are compared in pairs."""
         return {}

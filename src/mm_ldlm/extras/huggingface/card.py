@@ -17,7 +17,7 @@ from mm_ldlm.evaluation.report.page import spelled
 from mm_ldlm.evaluation.suites import PARTS, headlines
 from mm_ldlm.evaluation.suites.inversion import summarise
 from mm_ldlm.inference.exporting import Source
-from mm_ldlm.inference.loading import kinds_of
+from mm_ldlm.inference.loading import calibration_of, kinds_of
 from mm_ldlm.objectives.capabilities import USES
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_in, weights_of
@@ -67,6 +67,7 @@ def card(source: Source, *, name: str, licence: str, notes: str, embeds: bool) -
         notes=notes.strip(),
         scores=[] if result is None else _scores(result.metrics),
         by_source=[] if result is None else _by_source(result.rows.get("inversion")),
+        calibrated=calibration_of(source.checkpoint, use_ema=source.averaged),
         embeds=embeds,
     )
 

@@ -31,7 +31,7 @@ from mm_ldlm.extras.mlflow.client import (
 )
 from mm_ldlm.pipelines import executed_by, name_of
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_in
-from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, run_folder
+from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, EVALUATION, run_folder
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
@@ -215,7 +215,7 @@ class TrackingHooks:
 
     def _record_result(self, folder: Path) -> None:
         """Record the tables of an evaluated run, and its model, which may become the best of the registry."""
-        from mm_ldlm.evaluation.compare import FOLDER, Result, keep
+        from mm_ldlm.evaluation.compare import Result, keep
         from mm_ldlm.extras.mlflow.model import save_model
         from mm_ldlm.extras.mlflow.registry import register
         from mm_ldlm.inference.exporting import source_of
@@ -225,7 +225,7 @@ class TrackingHooks:
         checkpoint = run_folder(self._runs, self._reference) / CHECKPOINTS / weights["checkpoint"]
         try:
             keep(result, folder)
-            self._send("add_folder", folder / FOLDER, FOLDER, at_least=LONGEST_UPLOAD)
+            self._send("add_folder", folder / EVALUATION, EVALUATION, at_least=LONGEST_UPLOAD)
             if self._tracking.log_model:
                 save_model(source_of(checkpoint, folder / "new", use_ema=weights["weights"] == "averaged"), folder)
                 decided = self._send(

@@ -8,8 +8,9 @@ from mlflow.exceptions import MlflowException
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Bootstrap
-from mm_ldlm.evaluation.compare import FOLDER, Result, load_result, paired_differences
+from mm_ldlm.evaluation.compare import Result, load_result, paired_differences
 from mm_ldlm.extras.mlflow.client import MlflowRun
+from mm_ldlm.training.checkpoints.reference import EVALUATION
 
 ALIAS = "best"
 _COSTS = ("nats",)
@@ -26,7 +27,7 @@ def register(run: MlflowRun, model: LoggedModel, *, name: str, ours: Result) -> 
         best = client.get_model_version_by_alias(name, ALIAS)
     if best is not None:
         with tempfile.TemporaryDirectory() as folder:
-            theirs = load_result(client.download_artifacts(str(best.run_id), FOLDER, folder))
+            theirs = load_result(client.download_artifacts(str(best.run_id), EVALUATION, folder))
         better, words = is_better(theirs, ours)
         reason = f"compared with version {best.version}: {words}"
     with contextlib.suppress(MlflowException):  # it exists

@@ -1,4 +1,4 @@
-"""Figures of a classifier: confusion matrix and reliability diagram."""
+"""Confusion matrix of a classifier."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,8 +7,6 @@ import numpy as np
 import plotly.graph_objects as go
 
 from mm_ldlm.evaluation.report import theme
-
-_SOURCES = (("model", "model", theme.MODEL), ("logistic_regression", "logistic regression", theme.ENCODER))
 
 
 def confusion(metrics: Mapping[str, Any]) -> go.Figure:
@@ -25,26 +23,3 @@ def confusion(metrics: Mapping[str, Any]) -> go.Figure:
     y = {"title": "true", "type": "category", "autorange": "reversed"}
     height = max(340, 150 + 18 * len(names))
     return theme.chart([trace], x={"title": "predicted", "type": "category"}, y=y, height=height)
-
-
-def reliability(metrics: Mapping[str, Any]) -> go.Figure:
-    """Plot accuracy against confidence by bin, with intervals; a calibrated classifier is on the diagonal."""
-    diagonal = {"dash": "dot", "color": theme.GRID}
-    traces: list[dict[str, Any]] = [
-        {"type": "scatter", "x": [0, 1], "y": [0, 1], "mode": "lines", "line": diagonal, "name": "calibrated"}
-    ]
-    for key, label, colour in _SOURCES:
-        if key in metrics:
-            lines = metrics[key]["reliability"]
-            values = [line["accuracy"] for line in lines]
-            traces.append(
-                {
-                    "type": "scatter", "mode": "lines+markers", "name": label, "line": {"color": colour, "width": 1.5},
-                    "x": [line["confidence"] for line in lines], "y": [value["value"] for value in values],
-                    "error_y": theme.bars(values, colour), "customdata": [line["examples"] for line in lines],
-                    "hovertemplate": "confidence %{x:.3f}, accuracy %{y:.3f}, %{customdata} examples<extra></extra>",
-                }
-            )  # fmt: skip
-    return theme.chart(
-        traces, x={"title": "confidence", "range": [0, 1.02]}, y={"title": "accuracy", "range": [0, 1.02]}
-    )

@@ -18,10 +18,13 @@ from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.sentences import Rows as StoreRows
 from mm_ldlm.data.sentences import read_sentences, sample_rows, split_rows
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Statistic
+from mm_ldlm.evaluation.calibration import calibration_error, reliability
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+PREFIXES = {"model": "classification", "logistic_regression": "baseline.logistic_regression"}
+"""Classifier → the first part of the keys of its numbers"""
 
 
 @config
@@ -84,10 +87,9 @@ class Classification(Suite):
         return found, None
 
     def numbers(self, metrics: Metrics) -> dict[str, Any]:
-        prefixes = {"model": "classification", "logistic_regression": "baseline.logistic_regression"}
         return {
             f"{prefix}.{key}": metrics[name][key]
-            for name, prefix in prefixes.items()
+            for name, prefix in PREFIXES.items()
             if name in metrics
             for key in ("accuracy", "macro_f1", "ece", "nll")
         }
@@ -102,9 +104,11 @@ class Classification(Suite):
         )
 
     def figures(self, metrics: Metrics) -> dict[str, Any]:
-        from mm_ldlm.families.classification import figures
+        from mm_ldlm.evaluation.report.figures import reliability_diagram
+        from mm_ldlm.families.classification.figures import confusion
 
-        return {"plot_confusion": figures.confusion(metrics), "plot_reliability": figures.reliability(metrics)}
+        lines = {name.replace("_", " "): metrics[name]["reliability"] for name in PREFIXES if name in metrics}
+        return {"plot_confusion": confusion(metrics), "plot_reliability": reliability_diagram(lines)}
 
     def section(self, page: Any) -> dict[str, Any]:
         return {"label": (page.record.config.get("objective") or {}).get("label")}
@@ -189,7 +193,7 @@ def measure(
         "classes": list(names),
         "accuracy": bootstrap.proportion(correct_n),
         "macro_f1": bootstrap.of(macro_f1(true_n, predicted_n, classes), count),
-        "ece": bootstrap.of(expected_calibration_error(confidence_n, correct_n, bins), count),
+        "ece": bootstrap.of(calibration_error(confidence_n, correct_n, bins), count),
         "nll": bootstrap.mean(nll_n),
         "majority": float(np.bincount(true_n).max() / count),
         "confusion": confusion(true_n, predicted_n, classes, bootstrap),
@@ -211,37 +215,6 @@ def macro_f1(true_n: Ints, predicted_n: Ints, classes: int) -> Statistic:
         return f1_rK.sum(axis=1) / np.maximum((total_rK > 0).sum(axis=1), 1)
 
     return statistic
-
-
-def expected_calibration_error(confidence_n: Floats, correct_n: Floats, bins: int) -> Statistic:
-    """Return Σ_b (n_b ÷ n)·|accuracy_b − confidence_b| over bins of equal width, as a function of counts.
-
-    Source: Guo et al. 2017, arXiv:1706.04599, equation 3. It is biased upwards where bins have few examples.
-    """
-    gap_nb = _one_hot(bin_of(confidence_n, bins), bins) * (correct_n - confidence_n)[:, None]
-
-    def statistic(counts_rn: np.ndarray) -> np.ndarray:
-        return np.abs(counts_rn @ gap_nb).sum(axis=1) / counts_rn.sum(axis=1)
-
-    return statistic
-
-
-def bin_of(confidence_n: Floats, bins: int) -> Ints:
-    """Return the bin (n,) of each confidence: bin i holds (i ÷ bins, (i + 1) ÷ bins]."""
-    return np.clip(np.ceil(confidence_n * bins).astype(np.int64) - 1, 0, bins - 1)
-
-
-def reliability(confidence_n: Floats, correct_n: Floats, bins: int, bootstrap: Bootstrap) -> list[dict[str, Any]]:
-    """List the bins that have examples: their number, mean confidence, and accuracy with its interval."""
-    number_n = bin_of(confidence_n, bins)
-    return [
-        {
-            "examples": int((number_n == number).sum()),
-            "confidence": float(confidence_n[number_n == number].mean()),
-            "accuracy": bootstrap.proportion(correct_n[number_n == number]),
-        }
-        for number in np.unique(number_n)
-    ]
 
 
 def confusion(true_n: Ints, predicted_n: Ints, classes: int, bootstrap: Bootstrap) -> dict[str, list[list[float]]]:
