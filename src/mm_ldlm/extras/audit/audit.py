@@ -7,7 +7,8 @@ of the others. All of them are the collection in which retrieval is measured.
 import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,8 @@ class Reader:
     def read(self, vectors_nd: Floats) -> list[str]:
         """Read texts from vectors, which may have any length."""
         search = self._config.search if self._model.no_encoder is None else None
-        made = self._model.invert(scaled(vectors_nd, self._like_nd), search=search, seed=self._seed)
+        with _quiet("mm_ldlm.inference.model"):
+            made = self._model.invert(scaled(vectors_nd, self._like_nd), search=search, seed=self._seed)
         self._calls.append(float(np.mean(made.model_calls)))
         return list(made.texts)
 
@@ -144,6 +146,18 @@ class Reader:
         return float(np.mean(self._calls))
 
 
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Suppress the warnings of a logger: altered vectors are unlike those of the training, as they should be."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def compared(
     config: AuditConfig, reader: Reader, texts: Sequence[str], vectors_nd: Floats, vocabulary: Vocabulary,
     bootstrap: Bootstrap, *, seed: int,
@@ -151,11 +165,15 @@ def compared(
     """Measure each form: the texts that both attackers read, and the retrieval that it keeps."""
     some, queries = min(config.compared_rows, len(texts)), min(config.queries, len(texts))
     truth_qk = nearest(vectors_nd, vectors_nd[:queries])
-    lines = []
+    lines, known = [], len(vectors_nd) - len(texts)
     for form in forms(config, vectors_nd, seed=seed):
+        if (form.known_pairs or 0) > known:
+            log.warning(
+                "%s: left out, because the sample has only %d rows that the attacker may know", form.name, known
+            )
+            continue
         stored_nd = form.store(vectors_nd)
-        known = pairs(form, stored_nd[len(texts) :], vectors_nd[len(texts) :])
-        name, back = adaptive(*known)
+        name, back = adaptive(*pairs(form, stored_nd[len(texts) :], vectors_nd[len(texts) :]))
         undone_nd = back(stored_nd[:some])
         naive = reader.read(stored_nd[:some])
         clever = naive if name == "none" else reader.read(undone_nd)

@@ -9,6 +9,8 @@ from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.sampling.search import SearchConfig
 
 DATABASES = ("postgresql://", "postgres://")
+FEWEST_PAIRS = 10
+"""Fewest known pairs: some of them choose the map that is fitted on the others"""
 
 
 @config
@@ -56,7 +58,7 @@ class AuditConfig:
     code_dims: tuple[Size, ...] = (8, 16)
     decimals: tuple[Annotated[int, bounded(ge=0, le=6)], ...] = (2, 1)
     noise: tuple[PositiveFloat, ...] = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-    known_pairs: tuple[Rows, ...] = (100, 1000)
+    known_pairs: tuple[Annotated[int, bounded(ge=FEWEST_PAIRS, le=10**6)], ...] = (100, 1000)
     show_texts: bool = False
     shown: RowsOrNone = 50
     bootstrap: BootstrapConfig = BootstrapConfig()

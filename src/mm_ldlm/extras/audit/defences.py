@@ -8,6 +8,7 @@ Gaussian noise is Wiener's filter) and keeps the one with the highest cosine on 
 n rows, d dimensions.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.extras.audit.config import AuditConfig
+
+log = logging.getLogger(__name__)
 
 Floats = npt.NDArray[np.float64]
 Map = Callable[[Floats], Floats]
@@ -64,9 +67,11 @@ def forms(config: AuditConfig, vectors_nd: Floats, *, seed: int) -> Iterator[For
     yield Form("int8", "stored as", d, _int8(vectors_nd), same)
     yield Form("binary", "stored as", d / 8, _signs, _signs)
     for dims in config.code_dims:
-        if d % dims == 0 and len(vectors_nd) > CENTROIDS:
-            coded = _product_quantised(vectors_nd, dims, seed=seed)
-            yield Form(f"product quantisation, {dims} dimensions a byte", "stored as", d / dims, coded, same)
+        name = f"product quantisation, {dims} dimensions a byte"
+        if d % dims or len(vectors_nd) < CENTROIDS:
+            log.warning("%s: left out for %d vectors of dimension %d", name, len(vectors_nd), d)
+            continue
+        yield Form(name, "stored as", d / dims, _product_quantised(vectors_nd, dims, seed=seed), same)
     for part in config.truncations:
         kept = _truncated(max(1, round(part * d)))
         yield Form(f"first {max(1, round(part * d))} dimensions", "stored as", 4 * round(part * d), kept, kept)
