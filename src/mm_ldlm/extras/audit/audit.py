@@ -6,7 +6,6 @@ of the others. All of them are the collection in which retrieval is measured.
 
 import logging
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -30,6 +29,7 @@ from mm_ldlm.extras.audit.readable import (
     shares,
 )
 from mm_ldlm.extras.audit.sources import Sample, sample
+from mm_ldlm.inference.files import run_of
 
 if TYPE_CHECKING:
     from mm_ldlm.inference import MMLDLM
@@ -45,10 +45,10 @@ PROTECTED = 0.05
 
 
 def model_of(config: AuditConfig) -> "MMLDLM":
-    """Load the inverter: a run, a folder that `export` wrote, or a shipped model."""
+    """Load the inverter, which also reads vectors that requests refuse."""
     from mm_ldlm.inference import MMLDLM
 
-    model = (MMLDLM.from_run if os.path.isdir(config.model) else MMLDLM.from_pretrained)(config.model)
+    model = MMLDLM.from_run(run_of(config.model))
     model.strict = False  # truncated and rotated vectors are read as well
     return model
 
@@ -115,8 +115,9 @@ def encoder_cosine(found: Sample, model: "MMLDLM") -> float | None:
     if alike < ALIKE:
         raise EvaluationError(
             f"{found.name}: expected vectors of the encoder that the model was trained for, with a cosine of about 1 "
-            f"to those of their texts embedded again, found a median cosine of {alike:.2f} in {len(again_nd)} rows. "
-            "Choose the model of their encoder (audit.model), or a column whose vectors belong to the texts."
+            f"to those of their texts embedded again, found a median cosine of {alike:.2f} in {len(again_nd)} rows, "
+            f"and that they look like {model.recognise(found.vectors_nd)}. Choose the model of their encoder "
+            "(audit.model), or a column whose vectors belong to the texts."
         )
     return alike
 

@@ -14,7 +14,9 @@ from mm_ldlm.app.console import messages_only
 @click.option("--table", help="Table of a database.")
 @click.option("--text-column", help="Column of the texts; by default text.")
 @click.option("--vector-column", help="Column of the vectors; by default vector.")
-@click.option("--run", "model", help="The inverter: a run, an exported run or a shipped model.")
+@click.option(
+    "--run", "model", help="The inverter: a run, an exported run or a model of the package; by default minilm-english."
+)
 @click.option("--rows", type=int, help="Number of sampled texts that are read from their vectors; by default 2000.")
 @click.option("--params", default="", metavar="KEY=VALUE,…", help="Further parameters of the section audit.")
 @click.option(
