@@ -202,7 +202,7 @@ def recognise(raw_nd: npt.NDArray[Any], own: Signature) -> Verdict:
     about: dict[str, Any] = {"form": form, "scale": scale, "level": max(level, error) if form or level > NOISE else 0.0}
     if not 2 / 3 < scale < 1.5 * np.sqrt(1 + level**2):  # noise makes vectors longer
         return Verdict("scaled", **about)
-    if (_typical(np.square(unit_nd))[-2:] == 0).all() and own.profile_d[-2:].min() > _NOTHING:
+    if (_typical(np.square(unit_nd))[-8:] == 0).all() and own.profile_d[-8:].min() > _NOTHING:
         return Verdict("truncated", **about)  # and padded with zeros
     kind: Kind = "quantised" if form and level < 3 * error + NOISE else "noised" if level > NOISE else "own"
     return Verdict(kind, **about, unlike=own.unlike(unit(raw_nd)))
@@ -241,7 +241,7 @@ def _is_cut(unit_nd: Matrix, own: Signature) -> bool:
         return False
     found_d, expected_d = profile(unit_nd), own.profile_d[: unit_nd.shape[1]]
     if (empty_d := expected_d < _NOTHING).any():
-        return np.array_equal(found_d < _NOTHING, empty_d)
+        return bool((found_d[empty_d] < _NOTHING).all())
     return len(unit_nd) >= 100 and 2 * _distance(found_d, expected_d) < _distance(found_d, np.roll(expected_d, 1))
 
 
