@@ -19,7 +19,7 @@ import numpy.typing as npt
 Matrix = npt.NDArray[np.float64]
 Kind = Literal["own", "noised", "quantised", "scaled", "truncated", "shuffled", "foreign", "random"]
 KNOWN = Path(__file__).with_name("encoders.safetensors")
-"""Signatures of encoders, each of 4,000 sentences (Tatoeba, Simple Wikipedia, dialogues, novels)"""
+"""Signatures of encoders, each of 2,000 to 5,000 sentences (Tatoeba, Simple Wikipedia, dialogues, novels)"""
 AXES = 32
 ROWS = 2_000
 """Largest number of vectors that a verdict about a set reads"""
