@@ -61,7 +61,7 @@ class SearchConfig:
         two = 2 if calls >= 4 * price else 1  # few children in many rounds find more than many in few
         return cls(
             candidates=two, rounds=min(calls, MOST_CANDIDATES), beam=two if calls >= 32 * price else 1,
-            lengths=min(two, lengths), resize=0.3 if lengths > 1 else 0.0, calls=calls,
+            lengths=min(two, lengths), resize=0.3 if lengths > 1 else 0.0, temperature=1.0, calls=calls,
         )  # fmt: skip
 
     @property
