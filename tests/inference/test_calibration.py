@@ -1,6 +1,7 @@
 """Probabilities of inverted texts: where they are found, what a request does with them, and damaged files."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,7 @@ def test_a_calibration_belongs_to_its_weights_and_is_exported_with_them(run_fold
     assert to_dict(found) == document
     assert MMLDLM.from_run(run_folder / "checkpoints" / "step-00000003").parts.calibration == found
     assert MMLDLM.from_run(run_folder, use_ema=False).parts.calibration is None
+    assert MMLDLM.from_run(shutil.copytree(run_folder, tmp_path / "other")).parts.calibration == found
     for name, use_ema in {"averaged": True, "last": False}.items():
         export(source_of(run_folder, tmp_path / name, use_ema=use_ema), tmp_path / name)
         assert MMLDLM.from_pretrained(tmp_path / name).parts.calibration == (found if use_ema else None)
