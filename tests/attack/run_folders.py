@@ -166,6 +166,7 @@ def change_tensors(path: Path, draw: random.Random) -> None:
 def written(model: Any) -> list[str]:
     """What a model writes and embeds, to compare."""
     latents = np.eye(model.dim, dtype=np.float32)[:3]
+    model.strict = False  # they are no vectors of an encoder
     texts, embedded = model.invert(latents, steps=2, seed=3), model.embed(["the dog", "a cat"], steps=2, seed=3)
     check_result(texts)
     check_result(embedded)

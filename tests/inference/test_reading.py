@@ -57,7 +57,7 @@ def test_the_bound_of_an_exact_model_is_the_likelihood(schedule: dict[str, Any],
     objective = parse_kind(OBJECTIVES, {"kind": "multimodal", "process": process}, at="objective").build(SHAPE)
     uses = frozenset({"score", "score_given_latent"})
     able = Capabilities(uses=uses, fields=frozenset({"latents"}), trained_as="the exact posterior")
-    same: Any = SimpleNamespace(standardise=lambda raw_nd: raw_nd)
+    same: Any = SimpleNamespace(standardise=lambda raw_nd: raw_nd, dim=2)
     model = MMLDLM(Parts(objective.generative_model(Posterior()), able, WORDS, {"normaliser": same}))
     texts = [f"{a} {b}" for a in "abc" for b in "abc"] * 1500
     scores = model.score(texts, latents=np.ones((len(texts), 2)) if given else None, draws=32)

@@ -93,7 +93,10 @@ def test_the_same_collection_gives_the_same_sample_in_every_format(tmp_path: Pat
         np.testing.assert_array_equal(each.vectors_nd, found[0].vectors_nd)
 
 
-def test_collections_that_cannot_be_audited_are_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+def test_collections_that_cannot_be_audited_are_refused(
+    tmp_path: Path, refuses: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     table = parquet(tmp_path / "rows.parquet", [*HOSTILE, *good(30)])
     few = parquet(tmp_path / "few.parquet", [*HOSTILE, *good(3)])
     np.save(tmp_path / "a.npy", vectors(5))
