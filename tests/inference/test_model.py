@@ -116,7 +116,12 @@ def test_altered_latents_are_warned_of_and_others_than_the_encoders_are_refused(
     assert [model.recognise(x).kind for x in (own, noised, 9 * own)] == ["own", "noised", "scaled"]
     with refuses(SamplingError, "4", "9", "Divide"):
         model.invert(9 * own)
-    model.strict = False
+    together = np.concatenate([drawn[:40], 9 * own])
+    assert len(model.invert(together, steps=1)) == 44, "few among many of one request"
+    model.writer.numbers = [*range(40), *range(4)]
+    with refuses(SamplingError, "4", "9", "Divide"):
+        model.invert(together, steps=1)  # the second of two requests, as if it were alone
+    model.writer.numbers, model.strict = None, False
     assert len(model.invert(9 * own, steps=1)) == 4
 
 

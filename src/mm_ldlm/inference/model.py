@@ -268,6 +268,23 @@ class LoadedModel:
                 f"are more than {FARTHEST:g} standard deviations away from them (row {rows[0]}: "
                 f"{largest_n[rows[0]]:.3g}). Check their scale."
             )
+        unlike_n = np.concatenate([self._judged(part_nd) for part_nd in self.writer.by_request(raw_nd)])
+        norms_n, (low, high) = norms(standard_nd), getattr(self.normaliser, "typical", None) or (0.0, np.inf)
+        outside = np.flatnonzero((norms_n < low) | (norms_n > high))
+        shown = ", ".join(f"{norms_n[row]:.2f}" for row in outside[:3])
+        for rows, reason in (
+            (outside, f"expected norms from {low:.2f} to {high:.2f} in standardised space, found {shown}"),
+            (np.flatnonzero(unlike_n), "their directions are like random ones"),
+        ):
+            if rows.size:
+                _warn(
+                    f"{rows.size} of {len(norms_n)} latents are unlike those that the run was trained on, so results "
+                    f"for them mean little: {reason} (rows {', '.join(map(str, rows[:3]))})"
+                )
+        return torch.from_numpy(standard_nd.astype(np.float32)).to(self.device)
+
+    def _judged(self, raw_nd: Floats) -> npt.NDArray[np.bool_]:
+        """Refuse latents of one request that are not the encoder's, or warn; return which are like random ones (n,)."""
         verdict = self.recognise(raw_nd)
         if not verdict.usable and self.strict:
             raise SamplingError(
@@ -276,19 +293,7 @@ class LoadedModel:
             )
         if not verdict.usable or verdict.level >= HARMFUL:
             _warn(f"the {len(raw_nd)} latents look like {verdict}; their texts are less accurate")
-        norms_n, (low, high) = norms(standard_nd), getattr(self.normaliser, "typical", None) or (0.0, np.inf)
-        outside = np.flatnonzero((norms_n < low) | (norms_n > high))
-        shown = ", ".join(f"{norms_n[row]:.2f}" for row in outside[:3])
-        for rows, reason in (
-            (outside, f"expected norms from {low:.2f} to {high:.2f} in standardised space, found {shown}"),
-            (np.flatnonzero(verdict.unlike), "their directions are like random ones"),
-        ):
-            if rows.size:
-                _warn(
-                    f"{rows.size} of {len(norms_n)} latents are unlike those that the run was trained on, so results "
-                    f"for them mean little: {reason} (rows {', '.join(map(str, rows[:3]))})"
-                )
-        return torch.from_numpy(standard_nd.astype(np.float32)).to(self.device)
+        return np.asarray(verdict.unlike, bool) if len(verdict.unlike) else np.zeros(len(raw_nd), bool)
 
     def recognise(self, latents: Latents) -> Verdict:
         """Judge whether raw latents (n, d) are the encoder's vectors, altered ones, others or random numbers.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 import torch
 from torch import Tensor
@@ -123,6 +124,12 @@ class Writer:
                 f"{len(values)} inputs (rows {show(rows[:8].tolist())}). Check the size of the latents and the sampler "
                 "(guidance, t_max)."
             )
+
+    def by_request(self, rows: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """Divide rows into those of each request that is computed, whose `numbers` begin at 0."""
+        if self.numbers is None or len(self.numbers) != len(rows):
+            return [rows]
+        return np.split(rows, [row for row, number in enumerate(self.numbers) if number == 0][1:])
 
     def generator(self, rows: Sequence[int] | range, seed: int) -> RowGenerator:
         """Make the generator for these rows of the request, by their `numbers`."""
