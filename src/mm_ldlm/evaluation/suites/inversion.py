@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mm_ldlm.data.corpus.record import comparison_form
 from mm_ldlm.data.sentences import Sentences, read_sentences, sample_rows, split_rows, texts_of_split
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval, Statistic, mean_of_counts, ratio_of_counts
+from mm_ldlm.evaluation.calibration import right_texts
 from mm_ldlm.evaluation.report.inputs import described_sampler, examples
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Suite, of_samples, slug, token_rows, without_truth
 from mm_ldlm.evaluation.suites.generation import memorised, normal_form
@@ -283,8 +283,7 @@ def score_rows(
         **_text_columns(texts, made),
     }
     if written is not None:
-        same = [comparison_form(a) == comparison_form(b) for a, b in zip(written, made, strict=True)]
-        columns[UP_TO_CASE] = same
+        columns[UP_TO_CASE] = right_texts(written, made)["up_to_case"]
         own = {"exact": [a == b for a, b in zip(written, made, strict=True)], **_text_columns(written, made)}
         columns |= {f"{AS_WRITTEN}{name}": values for name, values in own.items()}
     return pd.DataFrame(columns if cosine is None else {**columns, "cosine": np.asarray(cosine, np.float64)})

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from mm_ldlm.data.corpus.record import comparison_form
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval
 from mm_ldlm.evaluation.suites.inversion import token_set_f1
 
@@ -95,15 +96,10 @@ def compare(texts: Sequence[str], outputs: Sequence[str], vocabulary: Vocabulary
     return pd.DataFrame([_row(text, output, vocabulary) for text, output in zip(texts, outputs, strict=True)])
 
 
-def _plain(text: str) -> str:
-    """Return a text up to case, spaces and forms of characters."""
-    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
 def _row(text: str, output: str, vocabulary: Vocabulary) -> dict[str, Any]:
     truth, guess = words_of(text), words_of(output)
     f1, items = token_set_f1(text.casefold(), output.casefold()), vocabulary.items(text)
-    exact = _plain(text) == _plain(output)
+    exact = comparison_form(text) == comparison_form(output)
     counts = {kind: len(items[kind]) for kind in KINDS}
     found = {f"found_{kind}": sum(_contains(guess, item) for item in items[kind]) for kind in KINDS}
     return {
