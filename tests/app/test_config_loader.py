@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kedro.config import MissingConfigException
 
-from mm_ldlm.app.config_loader import LayeredConfigLoader, UnreadableConfiguration, merge
+from mm_ldlm.app.config_loader import LayeredConfigLoader, UnreadableConfiguration, _log_once, merge
 from mm_ldlm.settings import CONFIG_LOADER_ARGS
 
 Load = Callable[..., LayeredConfigLoader]
@@ -87,6 +87,25 @@ def test_another_kind_replaces_the_mapping_and_the_same_kind_merges(load: Load) 
     assert load("dit+large")["parameters"]["model"] == {"kind": "dit", "depth": 2, "dim": 1024}
     assert load("large", model={"kind": "mmdit", "heads": 2})["parameters"]["model"]["dim"] == 1024
     assert load("large", model={"kind": "dit"})["parameters"]["model"] == {"kind": "dit"}
+
+
+@pytest.mark.parametrize(
+    ("env", "runtime", "dropped"),
+    [
+        ("large+dit", {}, "dit sets other kinds; dropped: model (mmdit) of large"),
+        ("text+dit", {"model": {"kind": "mmdit"}}, "--params sets other kinds; dropped: model (dit) of dit"),
+        ("text+dit+large", {}, None),
+        ("large", {"model": {"kind": "mmdit"}}, None),
+    ],
+)
+def test_a_section_that_another_kind_replaces_is_logged_once_unless_it_is_of_base(
+    load: Load, caplog: pytest.LogCaptureFixture, env: str, runtime: dict[str, Any], dropped: str | None
+) -> None:
+    _log_once.cache_clear()
+    caplog.set_level("INFO")
+    loader = load(env, **runtime)
+    assert loader["parameters"] == loader["parameters"]
+    assert caplog.messages == ([] if dropped is None else [dropped])
 
 
 def test_paths_and_catalog_entries_layer_too(load: Load) -> None:

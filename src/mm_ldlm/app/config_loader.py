@@ -4,9 +4,10 @@ Kedro builds this loader for every command (`run`, `viz`, `ipython`, `catalog`, 
 names it as `CONFIG_LOADER_CLASS`. docs/configuration.md explains the layers to users.
 """
 
+import functools
+import logging
 import operator
 from collections.abc import Iterator, Mapping
-from functools import reduce
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +19,8 @@ from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
 from mm_ldlm.core import ConfigurationError, mask, nearest, reason_of, show
+
+log = logging.getLogger(__name__)
 
 SEPARATOR = "+"
 """Separator of the layers of an environment."""
@@ -99,12 +102,14 @@ class LayeredConfigLoader(OmegaConfigLoader):
             found = dict(self._read_layer(layer, key))
             leaves = {file: dict.fromkeys(self._get_all_keys(content)) for file, content in found.items()}
             self._check_duplicates("", leaves if key == "parameters" else found)
-            layers.append(reduce(merge, found.values(), dict[str, Any]()))
+            layers.append(functools.reduce(merge, found.values(), dict[str, Any]()))
             files |= found.keys()
         if key == "parameters" and files:  # without a parameters file Kedro warns and uses only these
             layers.append(self.runtime_params or {})
+            for line in replacements([*self.layers(), "--params"], layers):
+                _log_once(line)
         combine = merge if self.merge_strategy.get(key) == "soft" else operator.or_
-        merged: Mapping[str, Any] = reduce(combine, layers)
+        merged: Mapping[str, Any] = functools.reduce(combine, layers)
         return {Path(self.base_env): OmegaConf.create(dict(merged))}, {}, self.base_env, str(self.env), files
 
     def _read_layer(self, layer: str, key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -193,6 +198,27 @@ def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
             same = not below.keys() & value.keys() & {"kind"} or below["kind"] == value["kind"]
         merged[key] = merge(below, value) if same else value  # type: ignore[arg-type]
     return merged
+
+
+def replacements(names: list[str], layers: list[dict[str, Any]]) -> Iterator[str]:
+    """Describe, for each layer, the sections of lower layers above base that it replaces by another kind."""
+    found: dict[str, tuple[Any, list[str]]] = {}  # section → its kind, and the layers that it is of
+    for name, layer in zip(names, layers, strict=True):
+        lost = list[str]()
+        for section, value in layer.items():
+            if isinstance(value, Mapping):
+                kind, holders = found.get(section, (None, list[str]()))
+                if value.get("kind", kind) != kind:
+                    lost += [f"{section} ({kind}) of {each}" for each in holders if each != names[0]]
+                    kind, holders = value["kind"], []
+                found[section] = kind, [*holders, name]
+        if lost:
+            yield f"{name} sets other kinds; dropped: {', '.join(lost)}"
+
+
+@functools.cache
+def _log_once(line: str) -> None:  # Kedro reads the parameters several times in a run
+    log.info("%s", line)
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.distributed.launch import with_environment
 from mm_ldlm.models.base import MODELS, DataShape
 from mm_ldlm.objectives.base import OBJECTIVES
-from mm_ldlm.training.batch_plan import BatchPlan
+from mm_ldlm.training.batch_plan import BatchPlan, Ints
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS
-from mm_ldlm.training.config import TrainingConfig, refuse_empty_splits, splits_read
+from mm_ldlm.training.config import BatchConfig, TrainingConfig, refuse_empty_splits, splits_read
 
 log = logging.getLogger(__name__)
 
@@ -158,14 +158,7 @@ def _resolved(training: TrainingConfig, dataset: Dataset, *, seed: int) -> Train
             f"{dataset.directory}: expected examples of split 'train', found none. Check ingestion.splits."
         )
     refuse_empty_splits({"validation": len(dataset.rows("validation"))}, read=splits_read(training))
-    launch = with_environment(training.launch)
-    batch = training.batch.of_processes(launch.processes * launch.nodes)
-    batches = BatchPlan(lengths, batch, seed=seed, max_length=dataset.tokenizer.max_length)
-    steps = {} if training.max_steps is None else {"max_steps": training.max_steps}
-    if training.epochs is not None:
-        steps["epochs"] = training.epochs * len(batches.epoch(0))
-    if training.max_tokens is not None:
-        steps["max_tokens"] = batches.steps_until(training.max_tokens)
+    batch, steps = limits(training, lengths, seed=seed, max_length=dataset.tokenizer.max_length)
     first = min(steps, key=lambda name: steps[name])
     cut = steps.get("epochs", 0) > steps[first]
     log.info(
@@ -175,3 +168,23 @@ def _resolved(training: TrainingConfig, dataset: Dataset, *, seed: int) -> Train
     )  # fmt: skip
     changed = {"batch": to_dict(batch), "max_steps": steps[first]}
     return parse(TrainingConfig, to_dict(training) | changed, at="training")
+
+
+def limits(
+    training: TrainingConfig, lengths: Ints, *, seed: int, max_length: int
+) -> tuple[BatchConfig, dict[str, int]]:
+    """Compute the global batch of all processes, and the steps that each limit of a training allows, by parameter.
+
+    Args:
+        lengths: tokens of each training example.
+        max_length: of the tokenizer.
+    """
+    launch = with_environment(training.launch)
+    batch = training.batch.of_processes(launch.processes * launch.nodes)
+    batches = BatchPlan(lengths, batch, seed=seed, max_length=max_length)
+    steps = {} if training.max_steps is None else {"max_steps": training.max_steps}
+    if training.epochs is not None:
+        steps["epochs"] = training.epochs * len(batches.epoch(0))
+    if training.max_tokens is not None:
+        steps["max_tokens"] = batches.steps_until(training.max_tokens)
+    return batch, steps

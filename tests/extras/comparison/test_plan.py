@@ -1,6 +1,7 @@
 """The plan of a comparison: layers, parameters, budgets and folders of the sessions, and what is refused."""
 
 import functools
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,26 @@ def test_every_member_with_a_problem_is_named_and_none_hides_another(refuses: Ca
         sessions(config({"name": "missing", "env": "nowhere"}))
     with refuses(ConfigurationError, "comparison.members"):
         sessions(config())
+
+
+def test_trainings_that_end_within_their_warmup_are_refused_together(
+    tmp_path: Path, write_dataset: Callable[..., Any], refuses: Callable[..., Any]
+) -> None:
+    write_dataset(tmp_path / "made", ["a b c d"] * 40, splits=["train"] * 30 + ["test"] * 10)
+    warmed = {"name": "warmed", "env": "ar", "params": {"training.optimizer.warmup_steps": 5}}
+    members = ({"name": "first", "env": "mdlm"}, {"name": "second", "env": "ar"}, warmed)
+
+    def planned(tokens: int) -> list[dict[str, Any]]:
+        training = {"batch": {"tokens": None, "examples": 10}, "optimizer": {"warmup_steps": 4}}
+        return sessions(config(*members, budget={"tokens": tokens}), data=str(tmp_path / "data"), training=training)
+
+    for store, name in zip(planned(1)[0]["stores"]["ingestion"], ("records", "tokens"), strict=True):  # without data
+        shutil.copytree(tmp_path / "made" / name, store)
+    with refuses(ConfigurationError, "first (steps: 3, warm-up: 4), second (steps: 3, warm-up: 4), warmed (steps: 3"):
+        planned(120)
+    with refuses(ConfigurationError, "found warmed (steps: 4, warm-up: 5)."):
+        planned(160)
+    assert len(planned(200)) == 3
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow.compute as pc
 from kedro.framework.hooks import hook_impl
 
-from mm_ldlm.core import ConfigurationError
+from mm_ldlm.core import ConfigurationError, parse
+from mm_ldlm.data.store import ShardStore
 from mm_ldlm.data.store.fingerprint import fingerprint
+from mm_ldlm.data.store.manifest import NAME as MANIFEST
 from mm_ldlm.extras.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
+from mm_ldlm.training.config import TrainingConfig
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
@@ -37,7 +42,7 @@ class Session:
         environment: of `--env`.
         params: of `--params`, nested.
         fingerprint: of the resolved parameters that determine the results.
-        parameters: what the table shows of them: model and objective.
+        parameters: those that the table shows and the length of the training follows from.
         folder: holds everything that the session writes.
         paths: catalog entry → its file or folder.
         stores: pipeline → folders of the stores that it has to have written before.
@@ -98,12 +103,35 @@ def plan(config: ComparisonConfig, loader: Any, project: Path) -> dict[str, Any]
             problems.append(f"comparison, member '{member.name}' (--env={layers}): {error}")
     if problems:
         raise ConfigurationError("\n".join(problems))
+    refuse_short_trainings(sessions)
     return {
         "project": str(project),
         "conf_source": str(loader.conf_source),
         "reports": str((project / entries["comparison_report"]["filepath"]).parent),
         "sessions": [asdict(session) for session in sessions],
     }
+
+
+def refuse_short_trainings(sessions: Sequence[Session]) -> None:
+    """Refuse trainings that would end within their warm-up. A session whose data do not exist yet is not judged."""
+    from mm_ldlm.training.spec import limits
+
+    short = dict[str, tuple[int, int]]()
+    for session in sessions:
+        if all((Path(folder) / MANIFEST).is_file() for folder in session.stores["ingestion"]):
+            training = parse(TrainingConfig, session.parameters["training"], at="training")
+            records, tokens = map(ShardStore.open, session.stores["ingestion"])
+            train = np.flatnonzero(pc.equal(records.gather("split", slice(None)), "train"))
+            lengths, max_length = tokens.ints("length").take(train), session.parameters["tokenizer"]["max_length"]
+            steps = min(limits(training, lengths, seed=session.seed, max_length=max_length)[1].values())
+            if steps < training.optimizer.warmup_steps:
+                short[session.member] = steps, training.optimizer.warmup_steps
+    if short:
+        found = ", ".join(f"{name} (steps: {steps}, warm-up: {most})" for name, (steps, most) in short.items())
+        raise ConfigurationError(
+            f"comparison.budget: expected trainings at least as long as their warm-up, found {found}. Raise the "
+            f"budget, or set training.optimizer.warmup_steps to at most {min(short.values())[0]}."
+        )
 
 
 def _session(
@@ -126,7 +154,7 @@ def _session(
         environment=layers,
         params=params,
         fingerprint=fingerprint({name: value for name, value in parameters.items() if name not in _NO_RESULT}),
-        parameters={name: parameters[name] for name in ("model", "objective")},
+        parameters={name: parameters[name] for name in ("model", "objective", "training", "tokenizer")},
         folder=params["results"],
         paths={name: paths[name] for name in PATHS},
         stores={

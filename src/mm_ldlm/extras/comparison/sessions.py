@@ -18,7 +18,7 @@ from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.store.manifest import NAME as MANIFEST
 from mm_ldlm.distributed.entry import die_with_parent
-from mm_ldlm.extras.comparison.plan import PIPELINES, Session
+from mm_ldlm.extras.comparison.plan import PIPELINES, Session, refuse_short_trainings
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,8 @@ def run_sessions(
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)
                 outcomes[each.session.label] = _end(each)
+                if each.writes:
+                    refuse_short_trainings(sessions)
             if running and time.monotonic() - last > QUIET_SECONDS:
                 last = time.monotonic()
                 for each in running:
