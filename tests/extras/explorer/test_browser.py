@@ -67,6 +67,29 @@ def page() -> Iterator[Any]:
     assert not errors
 
 
+def test_the_text_without_a_search_shows_while_the_search_runs(page: Any, address: str, model: MMLDLM) -> None:
+    draft, found = model.invert([SENTENCE]), model.invert([SENTENCE], search=True)
+    held: list[Any] = []
+    page.route(
+        "**/ask/invert",
+        lambda route: held.append(route) if route.request.post_data_json["search"] else route.continue_(),
+    )
+    page.goto(address)
+    page.fill("#write [name=text]", SENTENCE)
+    page.wait_for_selector("#write .answer")  # of the example, whose search is held
+    page.press("#write [name=text]", "Enter")
+    page.wait_for_function("document.querySelector('#write .answer').textContent === " + repr(draft.texts[0]))
+    assert "searching" in page.inner_text("#write .out")
+    page.locator("#write .player").focus()
+    for route in held:
+        route.continue_()
+    page.wait_for_selector("#write .out[aria-busy=false]")
+    assert page.inner_text("#write .answer") == found.texts[0]
+    assert "searching" not in page.inner_text("#write .out")
+    page.keyboard.press("Home")  # the keys still work
+    assert "step 0" in page.locator("#write .player output").inner_text()
+
+
 def test_a_sentence_is_typed_written_played_and_changed(page: Any, address: str, model: MMLDLM) -> None:
     expected, between = model.invert([SENTENCE], search=True), model.interpolate([SENTENCE], ["w5 w6"], steps=11)
     page.goto(address)

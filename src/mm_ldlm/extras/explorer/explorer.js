@@ -24,27 +24,31 @@
   };
   const post = (request, body) => get(`/ask/${request}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
 
-  // shows the answer of `work`, or why there is none; an answer that comes after a later question is left out
+  // shows the answer of `work`, and what it puts there before, or why there is none; what comes after a later question is left out
   const asks = new WeakMap();
   const show = async (out, buttons, work) => {
     const number = (asks.get(out) ?? 0) + 1;
     asks.set(out, number);
     out.setAttribute("aria-busy", "true");
     for (const button of buttons) button.disabled = true;
-    let children;
+    const put = (children) => {
+      for (const button of buttons) button.disabled = false;
+      if (asks.get(out) !== number) return;
+      const focused = out.contains(document.activeElement);
+      out.replaceChildren(...children);
+      if (focused) out.querySelector(".player")?.focus();
+    };
     try {
-      children = await work();
+      put(await work(put));
     } catch (error) {
-      children = [make("p", { className: "problem", text: error.message, attributes: { role: "alert" } })];
+      put([make("p", { className: "problem", text: error.message, attributes: { role: "alert" } })]);
     }
-    for (const button of buttons) button.disabled = false;
     if (asks.get(out) !== number) return;
-    out.replaceChildren(...children);
     out.setAttribute("aria-busy", "false");
     if (out.matches("[aria-live]") || out.querySelector(".problem")) out.scrollIntoView({ block: "nearest" });
   };
 
-  const told = (text, seconds) => make("p", { className: "fine", text: [text.cosine === null ? "" : `cosine to the embedding ${text.cosine.toFixed(4)}`, `model calls: ${text.calls}`, `${seconds.toFixed(2)} s`].filter(Boolean).join(" · ") });
+  const told = (text, seconds, next) => make("p", { className: "fine", text: [text.cosine === null ? "" : `cosine to the embedding ${text.cosine.toFixed(4)}`, `model calls: ${text.calls}`, `${seconds.toFixed(2)} s`, next].filter(Boolean).join(" · ") });
   const answer = (text) => make("p", { className: "answer", text, attributes: { "aria-live": "polite" } });
   const player = (text, options) => {
     const box = make("div");
@@ -62,18 +66,23 @@
     return canvas;
   };
 
-  const written = (found, options) => {
-    const [text] = found.texts, children = [answer(text.text), told(text, found.seconds), player(text, options)];
+  const written = (found, options, next = "") => {
+    const [text] = found.texts, children = [answer(text.text), told(text, found.seconds, next), player(text, options)];
     if (found.latents.length) children.unshift(vector(found.latents[0]), make("p", { className: "fine", text: `the embedding: ${found.latents[0].length} numbers, blue above and orange below zero` }));
     return children;
+  };
+  // shows the text without a search at once, which stays until the search is finished
+  const inverted = async (body, put, options) => {
+    if (body.search) put(written(await post("invert", { ...body, search: false }), options, "searching for a nearer text …"));
+    return post("invert", body);
   };
   const table = (heads, lines) => make("ol", { className: "points" }, make("li", {}, ...heads.map((text) => make("small", { text }))), ...lines);
 
   // --- what each tab shows ---------------------------------------------------------------------------------------
 
   const shown = {
-    async invert(body, form) {
-      const found = await post("invert", body), [text] = found.texts, again = make("div", { attributes: { "aria-live": "polite" } });
+    async invert(body, form, put) {
+      const found = await inverted(body, put), [text] = found.texts, again = make("div", { attributes: { "aria-live": "polite" } });
       const ask = (place, words) => {
         if (words.includes(null)) return;
         const { search, ...settings } = body;
@@ -176,7 +185,7 @@
       form.dataset.asked = "yes";
       if (form.id === "both" || form.closest(".side")) return compare();
       const out = form.parentElement.querySelector(".out");
-      show(out, form.querySelectorAll("button"), () => shown[form.dataset.ask](asked(form), form));
+      show(out, form.querySelectorAll("button"), (put) => shown[form.dataset.ask](asked(form), form, put));
     });
   }
 
@@ -186,7 +195,7 @@
   fill(sides[1].querySelector("form"));
   const compare = () => {
     const both = document.getElementById("both"), texts = [both.elements.text.value];
-    for (const side of sides) show(side.querySelector(".out"), both.querySelectorAll("button"), async () => written(await post("invert", { ...asked(side.querySelector("form")), texts }), { at: 0 }));
+    for (const side of sides) show(side.querySelector(".out"), both.querySelectorAll("button"), async (put) => written(await inverted({ ...asked(side.querySelector("form")), texts }, put, { at: 0 }), { at: 0 }));
   };
 
   const strength = document.querySelector("[name=strength]");
