@@ -100,7 +100,7 @@ notebook: $(LAB) ## open notebooks/ with the catalog of ENV in the browser
 
 mlflow: $(STAMP) ## show curves and parameters of all runs in the browser
 	@echo 'MLflow opens its view for GenAI: choose "Model training" at the top left once; the browser keeps the choice.'
-	$(BIN)/mlflow ui --backend-store-uri sqlite:///data/mlflow.db $(ARGS)
+	$(BIN)/mlflow ui --workers 1 --backend-store-uri sqlite:///data/mlflow.db $(ARGS)
 
 clean: ## remove caches and build leftovers; keeps data/ and .venv
 	rm -rf build dist .ruff_cache .mypy_cache .pytest_cache .hypothesis .import_linter_cache .viz
