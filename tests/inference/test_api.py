@@ -31,7 +31,7 @@ REQUESTS: dict[str, Request] = {
     "invert, several": lambda model, z: model.invert(z, length="sample", samples=3, keep="all", seed=3),
     "inversion by search=True": lambda model, z: model.invert(z, search=True, temperature=0.5, seed=3),
     "inversion within calls": lambda model, z: model.invert(z, calls=30, seed=3),
-    "search": lambda model, z: model.invert(z, search=SearchConfig(candidates=2, rounds=1, resize=0.5, lengths=2), seed=3),
+    "search": lambda model, z: model.invert(z, search=SearchConfig(candidates=2, rounds=1, infill=0.5, lengths=2), seed=3),
     "infill": lambda model, z: model.infill(MASKED, seed=3),
     "infill given latents": lambda model, z: model.infill(MASKED, latents=z, seed=3),
     "edit": lambda model, z: model.edit(TEXTS, targets=z, seed=3),

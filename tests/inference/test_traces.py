@@ -16,7 +16,7 @@ REQUESTS: dict[str, Callable[[MMLDLM], Texts]] = {
     "reembedded": lambda model: model.invert(LATENTS, reembed=True, length=5),
     "several": lambda model: model.invert(LATENTS, samples=3, temperature=1.0, length="sample"),
     "search": lambda model: model.invert(LATENTS, search=True),
-    "lengths": lambda model: model.invert(LATENTS, search=SearchConfig(candidates=3, rounds=3, lengths=3, beam=2, resize=1.0)),
+    "lengths": lambda model: model.invert(LATENTS, search=SearchConfig(candidates=3, rounds=3, lengths=3, beam=2, infill=1.0)),
     "text first": lambda model: model.generate(5, steps=4),
     "latent first": lambda model: model.generate(5, steps=4, order="latent_first"),
     "together": lambda model: model.generate(5, steps=4, order="together"),

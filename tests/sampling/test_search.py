@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.sampling.toys import MASK, PAD, rows
 
 from mm_ldlm.sampling.denoising import TextSample
-from mm_ldlm.sampling.search import Drafts, SearchConfig, _best, least_certain, resized, search
+from mm_ldlm.sampling.search import Drafts, SearchConfig, _best, least_certain, search, with_spans
 
 TARGETS = torch.tensor([[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [1, 1, 1, 1, 1, 1]])
 
@@ -20,7 +20,7 @@ class Bench:
     def __init__(self, right=0.5, certain=-0.1):
         self.right, self.certain, self.encoded, self.written = right, certain, 0, 0
 
-    def write(self, canvas, target, generator, greedy):
+    def write(self, canvas, target, generator, how):
         self.written += len(canvas)
         u = generator.fork("w").uniform(canvas.shape[1])
         good = u < self.right
@@ -41,7 +41,7 @@ def run(bench=None, canvas=None, price=0, **config):
     canvas = torch.full((3, config.candidates, 6), MASK) if canvas is None else canvas
     return bench, search(
         canvas, config=config, write=bench.write, nearness=bench.nearness, mask_id=MASK, pad_id=PAD,
-        generator=rows(3), price=price,
+        generator=rows(3), prices=dict.fromkeys(("first", "drawn", "child"), price),
     )  # fmt: skip
 
 
@@ -70,9 +70,9 @@ def test_costs_are_counted():
     st.integers(3, 90), st.integers(1, 5), st.integers(1, 4), st.integers(0, 9), st.floats(0, 1), st.floats(0.1, 0.9)
 )
 def test_a_search_within_calls_never_exceeds_them_and_more_calls_are_never_worse(
-    calls, candidates, beam, rounds, resize, right
+    calls, candidates, beam, rounds, infill, right
 ):
-    settings = {"candidates": candidates, "beam": beam, "rounds": rounds, "resize": resize, "good_enough": 0.99}
+    settings = {"candidates": candidates, "beam": beam, "rounds": rounds, "infill": infill, "good_enough": 0.99}
     within, more, free = (
         run(Bench(right), price=3, calls=most, **settings)[1] for most in (calls, calls + 7, None)
     )  # fmt: skip
@@ -88,7 +88,7 @@ def test_a_search_within_calls_never_exceeds_them_and_more_calls_are_never_worse
 def test_a_search_is_planned_for_every_number_of_calls(calls, price, lengths):
     planned = SearchConfig.within(calls * price, price=price, lengths=lengths)
     assert planned.enabled
-    assert (planned.resize > 0) == (lengths > 1), "a given length stays"
+    assert (planned.infill > 0) == (lengths > 1), "a given length stays"
     assert planned.lengths <= min(lengths, planned.candidates)
 
 
@@ -114,9 +114,9 @@ def test_each_target_has_its_own_rounds_and_calls():
     """The second target is found at once and the others never are."""
 
     class OneAtOnce(Bench):
-        def write(self, canvas, target, generator, greedy):
+        def write(self, canvas, target, generator, how):
             self.right = (target == 1).double()[:, None]
-            return super().write(canvas, target, generator, greedy)
+            return super().write(canvas, target, generator, how)
 
     _, result = run(OneAtOnce(), rounds=3)
     assert result.model_calls_per_row.tolist() == [3 * (4 + 3 * 4), 3, 3 * (4 + 3 * 4)]
@@ -126,9 +126,9 @@ def test_the_best_of_a_beam_decides_whether_a_target_is_good_enough():
     """The first candidate is poor and the second right: no round is needed, whatever else the beam keeps."""
     bench = Bench()
 
-    def write(canvas, target, generator, greedy):
-        bench.right = 0.0 if greedy else 1.0
-        return bench.write(canvas, target, generator, greedy)
+    def write(canvas, target, generator, how):
+        bench.right = 0.0 if how == "first" else 1.0
+        return bench.write(canvas, target, generator, how)
 
     config = SearchConfig(candidates=2, rounds=3, beam=2, good_enough=0.9)
     found = search(
@@ -165,7 +165,7 @@ def test_a_target_does_not_depend_on_its_batch():
     alone = search(
         torch.full((1, 4, 6), MASK),
         config=config,
-        write=lambda canvas, target, generator, greedy: bench.write(canvas, target + 2, generator, greedy),
+        write=lambda canvas, target, generator, how: bench.write(canvas, target + 2, generator, how),
         nearness=lambda tokens, target: bench.nearness(tokens, target + 2),
         mask_id=MASK,
         pad_id=PAD,
@@ -178,23 +178,23 @@ def test_the_first_text_of_every_length_is_greedy():
     asked = []
 
     class Watched(Bench):
-        def write(self, canvas, target, generator, greedy):
-            asked.append(greedy)
-            return super().write(canvas, target, generator, greedy)
+        def write(self, canvas, target, generator, how):
+            asked.append(how)
+            return super().write(canvas, target, generator, how)
 
     canvas = torch.full((3, 4, 6), MASK)
     canvas[:, 1::2, 5] = PAD  # lengths 6, 5, 6, 5
     run(Watched(right=0.5), canvas=canvas, rounds=0)
-    assert asked == [True, True, False, False]
+    assert asked == ["first", "first", "drawn", "drawn"]
     asked.clear()
     run(Watched(right=0.5), rounds=0)
-    assert asked == [True, False, False, False]
+    assert asked == ["first", "drawn", "drawn", "drawn"]
 
 
 class Spelling(Bench):
     """A model that fills each mask with the target's token and is uncertain of the tokens that differ from it."""
 
-    def write(self, canvas, target, generator, greedy):
+    def write(self, canvas, target, generator, how):
         words = torch.where(canvas == MASK, TARGETS[target][:, : canvas.shape[1]], canvas)
         wrong = (words != TARGETS[target]) & (words != PAD)
         ones = torch.ones(len(canvas), dtype=torch.long)
@@ -202,39 +202,43 @@ class Spelling(Bench):
 
 
 @pytest.mark.parametrize("missing", [1, 2])
-def test_a_text_that_starts_too_short_grows_only_with_resize_and_without_given_tokens(missing):
+def test_a_text_that_starts_too_short_grows_only_with_infill_and_without_given_tokens(missing):
     canvas = torch.full((3, 4, 6), MASK)
     canvas[:, :, 6 - missing :] = PAD
     settings = {"rounds": 25, "remask_ratio": 0.1}
     _, fixed = run(Spelling(), canvas=canvas, **settings)
     assert (fixed.tokens[:, 5] == PAD).all()
-    _, grown = run(Spelling(), canvas=canvas, resize=0.6, **settings)
+    _, grown = run(Spelling(), canvas=canvas, infill=0.6, **settings)
     assert (grown.cosines == 1).all()
     assert torch.equal(grown.tokens, TARGETS)
     held = canvas.clone()
     held[:, :, 2] = 7  # a given token: the text keeps its length
-    _, kept = run(Spelling(), canvas=held, resize=1.0, **settings)
+    _, kept = run(Spelling(), canvas=held, infill=1.0, **settings)
     assert (kept.tokens[:, 2] == 7).all()
     assert (kept.tokens[:, 5] == PAD).all()
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
-def test_resizing_changes_a_length_by_one_at_most_and_masking_takes_its_fraction(lengths, fraction, ratio, seed):
+def test_a_span_gives_way_to_masks_and_masking_takes_its_fraction(lengths, fraction, ratio, seed):
     generator, count = rows(len(lengths), seed=seed), len(lengths)
     place_L = torch.arange(7)
     real_TL = place_L < torch.tensor(lengths)[:, None]
     tokens_TL = torch.where(real_TL, place_L % 5, PAD)
     log_probs_TL = -generator.fork("p").uniform(7) * real_TL
     draft = Drafts(tokens_TL, log_probs_TL, real_TL, torch.zeros(count))
-    made = resized(draft, fraction=fraction, noise=0.0, mask_id=MASK, pad_id=PAD, generator=generator)
+    made, again_TL = with_spans(
+        draft, torch.zeros_like(real_TL), fraction=fraction, widest=ratio, mask_id=MASK, pad_id=PAD, generator=generator
+    )
     for row, before in enumerate(lengths):
-        after = int((made.tokens[row] != PAD).sum())
-        assert abs(after - before) <= (fraction > 0)
+        after, hole = int((made.tokens[row] != PAD).sum()), int(again_TL[row].sum())
+        assert -1 <= after - before <= 2 * (fraction > 0)
         assert (after >= 1) == (before >= 1)
-        assert int((made.tokens[row] == MASK).sum()) == max(after - before, 0)
-        words = [int(token) for token in made.tokens[row] if token not in (MASK, PAD)]
-        kept = tokens_TL[row, :before].tolist()
-        assert words == kept or words in [kept[:place] + kept[place + 1 :] for place in range(before)]
+        start = int(again_TL[row].int().argmax()) if hole else None
+        kept, words = tokens_TL[row, :before].tolist(), made.tokens[row, :after].tolist()
+        gone = before - after + hole
+        assert gone <= 1 + ratio * before
+        places = range(before) if start is None else [start]
+        assert any(words[:at] + words[at + hole :] == kept[:at] + kept[at + gone :] for at in places) or not before
         assert torch.equal(made.writable[row], made.tokens[row] != PAD)
     chosen_TL = least_certain(draft, fraction=ratio, noise=0.0, generator=generator)
     for row, length in enumerate(lengths):

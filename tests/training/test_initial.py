@@ -1,4 +1,4 @@
-"""Initial weights of another run: only with the same vocabulary."""
+"""Initial weights of another run: only with the same vocabulary and normaliser."""
 
 import dataclasses
 from collections.abc import Callable
@@ -34,8 +34,20 @@ def test_pitfall_28_another_vocabulary_is_refused(tmp_path: Path, refuses: Calla
     same = run_on(WORDS, tmp_path, "same", init_from="first")
     averages = task.saved(tmp_path, 2, name="first")["ema.safetensors/model.text_embedding.weight"]
     assert torch.equal(same.learner.root.model.text_embedding.weight, averages)
-    with refuses(CheckpointError, "first", "tokenizer.path", 23):
+    with refuses(CheckpointError, "first", "tokenizer.path"):
         run_on(WORDS[::-1], tmp_path, "other", init_from="first")
+
+
+def test_weights_belong_to_the_normaliser_of_their_latents(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    for name, normaliser in (("first", "a"), ("second", "a"), ("third", "b")):
+        spec = task.spec({"kind": "multimodal", "mode": "l2t"}, run_name=name, max_steps=2,
+                         **({} if name == "first" else {"init_from": "first"}))  # fmt: skip
+        spec.fingerprints["normaliser"] = normaliser
+        if name == "third":
+            with refuses(CheckpointError, "first", "normaliser.path"):
+                task.built(spec, tmp_path)
+        else:
+            loop.train(task.built(spec, tmp_path))
 
 
 def test_pitfall_10_an_untrained_input_is_not_frozen_and_a_trained_one_is(tmp_path: Path) -> None:

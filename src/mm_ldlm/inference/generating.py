@@ -97,7 +97,7 @@ def invert(
     lengths = writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed)
     if search.enabled:
         written = writer.search(
-            lengths, latents_nd=latents_nd, sampler=config, config=search, price=price, seed=seed,
+            lengths, latents_nd=latents_nd, sampler=config, config=search, seed=seed,
             cosines=model.nearness(raw_nd),
         )  # fmt: skip
     else:

@@ -25,7 +25,7 @@ from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.limits import Length
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
-from mm_ldlm.sampling.search import SearchConfig, search, uncompared
+from mm_ldlm.sampling.search import How, SearchConfig, search, uncompared
 from mm_ldlm.sampling.traces import Frame, Recorder
 
 MOST_LOGITS = 48_000_000
@@ -205,22 +205,24 @@ class Writer:
 
     def search(
         self, lengths: Sequence[int], *, latents_nd: Tensor, cosines: Cosines, sampler: Any, config: SearchConfig,
-        price: int, seed: int,
+        seed: int,
     ) -> Written:  # fmt: skip
         """Search for the text nearest to each target, from texts of its length in `lengths` (`sampling.search`)."""
-        shape, freer = self.model.shape, sampler.override(temperature=config.temperature)
+        shape, drawn = self.model.shape, sampler.override(temperature=config.temperature)
+        child = drawn.override(steps=config.steps)
         canvases = self._starting_canvases(latents_nd, lengths, config)
         longest = [max(len(canvas) for canvas in row) for row in canvases]
 
         def work(batch: list[int]) -> Values:
             latents_Bd = latents_nd[batch]
             first, traces = self._recorded(sampler, len(batch))
+            samplers: dict[How, Any] = {"first": first, "drawn": drawn, "child": child}
 
-            def write(canvas_NL: Tensor, target_N: Tensor, generator: RowGenerator, greedy: bool) -> TextSample:
+            def write(canvas_NL: Tensor, target_N: Tensor, generator: RowGenerator, how: How) -> TextSample:
                 used = int((canvas_NL != shape.pad_id).sum(dim=1).max())  # columns that are padding in every row cost
                 sample = self.model.write(
                     canvas_NL[:, :used], canvas_NL[:, :used] == shape.mask_id, latents_Bd=latents_Bd[target_N],
-                    sampler=first if greedy else freer, generator=generator,
+                    sampler=samplers[how], generator=generator,
                 )  # fmt: skip
                 blank = (0, canvas_NL.shape[1] - used)
                 return replace(
@@ -232,13 +234,13 @@ class Writer:
                 return torch.from_numpy(cosines(texts, [batch[target] for target in target_N.tolist()])).float()
 
             widest = max(longest[row] for row in batch)
-            room = config.rounds if config.resize > 0 else 0  # a text may grow by one token in each round
+            room = 2 * config.rounds if config.infill > 0 else 0  # a text may grow by two tokens in each round
             width = max(widest, min(widest + room, shape.max_length))
             found = search(
                 torch.stack([self.padded(canvases[row], length=width) for row in batch]),
                 config=config, write=write, nearness=nearness, mask_id=shape.mask_id, pad_id=shape.pad_id,
                 generator=self.generator(batch, seed), compare=first.compare if traces else uncompared,
-                price=price,
+                prices={how: sampler.most_calls(width) for how, sampler in samplers.items()},
             )  # fmt: skip
             texts = [self._unpadded(ids) for ids in found.tokens.tolist()]
             return {

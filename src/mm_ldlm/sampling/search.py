@@ -1,15 +1,17 @@
 """Search for the text whose embedding is nearest to a target latent, by remasking and re-embedding candidates.
 
 vec2text (arXiv:2310.06816) corrects a text with a second model. Here the diffusion model corrects it, by rewriting the
-least confident tokens. The encoder determines which candidate is nearest. The calls of both are counted.
+least confident tokens, or a span whose length may change. The encoder determines which candidate is nearest. The calls
+of both are counted.
 
 B targets, T targets still searched, K candidates at the start, C children, W candidates kept (the beam), L positions;
 N = targets × candidates, flat.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +19,13 @@ from torch import Tensor
 from mm_ldlm.core import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt, Repeats, config
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.denoising import TextSample
-from mm_ldlm.sampling.limits import MOST_CANDIDATES, Candidates, Rounds, Temperature
+from mm_ldlm.sampling.limits import MOST_CANDIDATES, Candidates, Rounds, Steps, Temperature
 from mm_ldlm.sampling.orders import top_by_row
 
-Write = Callable[[Tensor, Tensor, RowGenerator, bool], TextSample]
-"""(tokens_NL with masks, index of each target (N,), generator with N rows, greedy) → texts for these targets."""
+How = Literal["first", "drawn", "child"]
+"""How a text is written: as without a search, at the temperature of the search, or as the child of another text"""
+Write = Callable[[Tensor, Tensor, RowGenerator, How], TextSample]
+"""(tokens_NL with masks, index of each target (N,), generator with N rows, how) → texts for these targets."""
 Nearness = Callable[[Tensor, Tensor], Tensor]
 """(tokens_NL, index of each target (N,)) → (N,) float32 cosine of the re-embedded text to its target."""
 
@@ -33,15 +37,17 @@ class SearchConfig:
     candidates: Candidates = 1
     """Number of candidates at the start (K), and of children in each round"""
     rounds: Rounds = 0
-    """Number of rounds, in which the least confident tokens are masked again and rewritten"""
+    """Number of rounds, in which tokens of the candidates are masked again and rewritten"""
     beam: Candidates = 1
     """Number of candidates kept from round to round"""
     remask_ratio: Fraction = 0.4
-    """Fraction of a candidate's tokens that a child draws again"""
+    """Fraction of a candidate's tokens that a child draws again: the least confident, or a span of at most as many"""
     remask_noise: NonNegativeFloat = 1.0
     """Scale of the Gumbel noise (nats) on the log-probabilities that rank the tokens; 0 always masks the same tokens"""
-    resize: Fraction = 0.0
-    """Fraction of the children that are one token longer or shorter than their parent, at its least confident token"""
+    infill: Fraction = 0.0
+    """Fraction of the children in which a span is drawn again, with as many tokens, one fewer, or one or two more"""
+    steps: Steps = 1
+    """Sampling steps of a child"""
     lengths: Repeats = 1
     """Number of the most probable lengths among which the starting candidates are divided"""
     temperature: Temperature = 0.7
@@ -61,7 +67,7 @@ class SearchConfig:
         two = 2 if calls >= 4 * price else 1  # few children in many rounds find more than many in few
         return cls(
             candidates=two, rounds=min(calls, MOST_CANDIDATES), beam=two if calls >= 32 * price else 1,
-            lengths=min(two, lengths), resize=0.3 if lengths > 1 else 0.0, temperature=1.0, calls=calls,
+            lengths=min(two, lengths), infill=0.6 if lengths > 1 else 0.0, temperature=1.0, calls=calls,
         )  # fmt: skip
 
     @property
@@ -128,21 +134,21 @@ class Search:
 
     def __init__(
         self, config: SearchConfig, write: Write, nearness: Nearness, *, targets: int, mask_id: int, pad_id: int,
-        generator: RowGenerator, compare: Compare, price: int,
+        generator: RowGenerator, compare: Compare, prices: Mapping[How, int],
     ) -> None:  # fmt: skip
         self.config, self.mask_id, self.pad_id, self.generator = config, mask_id, pad_id, generator
-        self._write, self._nearness, self.compare, self.price = write, nearness, compare, price
+        self._write, self._nearness, self.compare, self.prices = write, nearness, compare, prices
         self._known: dict[tuple[int, ...], float] = {}
         self.model_calls_B, self.encoder_calls_B = torch.zeros(2, targets, dtype=torch.long, device=generator.device)
 
-    def affords(self, live: Tensor) -> Tensor:
+    def affords(self, live: Tensor, how: How) -> Tensor:
         """Return whether each of the targets `live` has model calls left for one more text (T,)."""
-        calls_T = self.model_calls_B[live] + self.price
+        calls_T = self.model_calls_B[live] + self.prices.get(how, 0)
         return torch.ones_like(live, dtype=torch.bool) if self.config.calls is None else calls_T <= self.config.calls
 
-    def write(self, canvas_TL: Tensor, live: Tensor, generator: RowGenerator, *, greedy: bool) -> TextSample:
-        """Write canvases of the targets `live`; without `greedy` at the temperature of the search."""
-        sample = self._write(canvas_TL, live, generator, greedy)
+    def write(self, canvas_TL: Tensor, live: Tensor, generator: RowGenerator, how: How) -> TextSample:
+        """Write canvases of the targets `live`."""
+        sample = self._write(canvas_TL, live, generator, how)
         self.model_calls_B.index_add_(0, live, sample.calls_per_row)
         return sample
 
@@ -165,7 +171,7 @@ class Search:
         as are those that exceed the number of model calls.
         """
         every = torch.arange(len(canvases_BKL), device=canvases_BKL.device)
-        sample = self.write(canvases_BKL[:, 0], every, self.generator.fork("candidate 0"), greedy=True)
+        sample = self.write(canvases_BKL[:, 0], every, self.generator.fork("candidate 0"), "first")
         cosines_B = self.cosines(sample.tokens, every)
         writable_BKL = canvases_BKL == self.mask_id
         first = Drafts(sample.tokens, sample.log_probs, writable_BKL[:, 0], cosines_B)
@@ -174,12 +180,12 @@ class Search:
         found = [first]
         for number in range(1, canvases_BKL.shape[1]):
             found.append(first._replace(writable=writable_BKL[:, number]))
-            able = live[self.affords(live)]
+            able = live[self.affords(live, "drawn")]
             if able.numel():
                 canvas_TL = canvases_BKL[able, number]
                 seen = bool((canvas_TL.unsqueeze(1) == canvases_BKL[able, :number]).all(dim=2).any())
                 stream = self.generator.select(able).fork(f"candidate {number}")
-                sample = self.write(canvas_TL, able, stream, greedy=not seen)
+                sample = self.write(canvas_TL, able, stream, "drawn" if seen else "first")
                 drawn = Drafts(
                     sample.tokens, sample.log_probs, writable_BKL[able, number], self.cosines(sample.tokens, able)
                 )
@@ -197,20 +203,20 @@ class Search:
         for child in range(config.candidates):
             draft = parents.pick((slice(None), child % parents.tokens.shape[1]))
             found.append(draft)
-            rows = self.affords(live).nonzero().squeeze(1)
+            rows = self.affords(live, "child").nonzero().squeeze(1)
             if not rows.numel():
                 continue
             able, draft = live[rows], draft.pick(rows)
             stream = self.generator.select(able).fork(f"round {number} child {child}")
-            if config.resize > 0:
-                draft = resized(
-                    draft, fraction=config.resize, noise=config.remask_noise, mask_id=self.mask_id, pad_id=self.pad_id,
-                    generator=stream.fork("resize"),
-                )  # fmt: skip
             again_TL = least_certain(
                 draft, fraction=config.remask_ratio, noise=config.remask_noise, generator=stream.fork("which")
             )
-            sample = self.write(draft.tokens.masked_fill(again_TL, self.mask_id), able, stream, greedy=False)
+            if config.infill > 0:
+                draft, again_TL = with_spans(
+                    draft, again_TL, fraction=config.infill, widest=config.remask_ratio, mask_id=self.mask_id,
+                    pad_id=self.pad_id, generator=stream.fork("span"),
+                )  # fmt: skip
+            sample = self.write(draft.tokens.masked_fill(again_TL, self.mask_id), able, stream, "child")
             log_probs_TL = torch.where(again_TL, sample.log_probs, draft.log_probs)
             found[-1] = found[-1].replaced(rows, Drafts(sample.tokens, log_probs_TL, draft.writable, draft.cosines))
         drafts = joined(found, torch.stack)
@@ -229,26 +235,26 @@ def search(
     pad_id: int,
     generator: RowGenerator,
     compare: Compare = uncompared,
-    price: int = 0,
+    prices: Mapping[How, int] = MappingProxyType({}),
 ) -> SearchResult:
     """Search for the text nearest to each target.
 
     `canvases_BKL` are the K starting canvases of each of B targets, which may differ in length. Their `[MASK]`
     positions are written and rewritten; all other positions are fixed. In each round a target keeps its `beam` best
     candidates and draws `candidates` children from them: a fraction `remask_ratio` of their least confident tokens is
-    masked again, and a fraction `resize` of the children is one token longer or shorter. Parents compete with their
-    children, so the best cosine never decreases. `price` is the largest number of model calls that `write` makes for a
-    text; with `config.calls` no text is begun that could exceed them, the first one excepted.
+    masked again, or, in a fraction `infill` of the children, a span whose length may change. Parents compete with their
+    children, so the best cosine never decreases. `prices` are the largest numbers of model calls that `write` makes for
+    a text; with `config.calls` no text is begun that could exceed them, the first one excepted.
     """
     B = len(canvases_BKL)
     run = Search(
         config, write, nearness, targets=B, mask_id=mask_id, pad_id=pad_id, generator=generator, compare=compare,
-        price=price,
+        prices=prices,
     )  # fmt: skip
     best = _best(run.start(canvases_BKL), config.beam)
     live = torch.arange(B, device=canvases_BKL.device)
     for number in range(config.rounds):
-        live = live[(best.cosines[live, 0] < config.good_enough) & run.affords(live)]
+        live = live[(best.cosines[live, 0] < config.good_enough) & run.affords(live, "child")]
         if not live.numel():
             break
         parents = best.pick(live)
@@ -275,46 +281,47 @@ def _best(drafts: Drafts, count: int) -> Drafts:
 # --- which tokens are rewritten ---------------------------------------------------------------------------------------
 
 
-def uncertainties(draft: Drafts, *, noise: float, generator: RowGenerator) -> Tensor:
-    """Compute −log-probability plus Gumbel noise (T, L), float64; −inf at positions that are not writable."""
+def least_certain(draft: Drafts, *, fraction: float, noise: float, generator: RowGenerator) -> Tensor:
+    """Select the most uncertain `fraction` of the writable tokens (T, L), at least one per text.
+
+    The uncertainty is −log-probability, with Gumbel noise of this scale (nats).
+    """
     uncertainty_TL = -draft.log_probs.double()
     if noise > 0:
         uncertainty_TL = uncertainty_TL - noise * torch.log(-torch.log(generator.uniform(uncertainty_TL.shape[1])))
-    return uncertainty_TL.masked_fill(~draft.writable, -torch.inf)
-
-
-def least_certain(draft: Drafts, *, fraction: float, noise: float, generator: RowGenerator) -> Tensor:
-    """Select the most uncertain `fraction` of the writable tokens (T, L), at least one per text."""
     writable_T = draft.writable.sum(dim=1)
     count_T = (writable_T * fraction).round().long().clamp_min(1).minimum(writable_T)
-    return top_by_row(uncertainties(draft, noise=noise, generator=generator), count_T) & draft.writable
+    return top_by_row(uncertainty_TL.masked_fill(~draft.writable, -torch.inf), count_T) & draft.writable
 
 
-def resized(
-    draft: Drafts, *, fraction: float, noise: float, mask_id: int, pad_id: int, generator: RowGenerator
-) -> Drafts:
-    """Remove a token from, or insert a [MASK] into, a `fraction` of the texts, at the most uncertain position.
+def with_spans(
+    draft: Drafts, again_TL: Tensor, *, fraction: float, widest: float, mask_id: int, pad_id: int,
+    generator: RowGenerator,
+) -> tuple[Drafts, Tensor]:  # fmt: skip
+    """Select a random span instead of `again_TL` in a `fraction` of the texts, and change its length.
 
-    A wrong length is rarely wrong by more than one token. The model then repeats or omits a word, and it is uncertain
-    at that position. Texts with given tokens keep their length; a text that fills the row does not grow, and a text of
-    one token does not shrink.
+    A span has at most the fraction `widest` of the tokens. It becomes one token shorter or two longer in one text of
+    seven each, and one longer in two of seven. Texts with given tokens keep their length, and so does a text that would
+    leave its row or lose its only token.
     """
-    place_T = uncertainties(draft, noise=noise, generator=generator.fork("place")).argmax(dim=1)
-    u_T = generator.fork("resize").uniform()
-    real_TL = draft.tokens != pad_id
-    free_T = (real_TL == draft.writable).all(dim=1) & real_TL.any(dim=1)
-    shorter_T = free_T & (u_T < fraction / 2) & (real_TL.sum(dim=1) > 1)
-    longer_T = free_T & (u_T >= fraction / 2) & (u_T < fraction) & ~real_TL[:, -1]
+    length_T, room = (draft.tokens != pad_id).sum(dim=1), draft.tokens.shape[1]
+    span_T, wide_T, place_T, change_T = generator.uniform(4).unbind(dim=1)
+    wide_T = (1 + length_T * widest * wide_T).long().minimum(length_T)
+    start_T = ((length_T - wide_T + 1) * place_T).long()
+    more_T = torch.tensor([-1, 0, 0, 0, 1, 1, 2], device=length_T.device)[(7 * change_T).long()]
+    free_T = draft.writable.sum(dim=1) == length_T
+    fits_T = free_T & (length_T + more_T >= 1) & (length_T + more_T <= room)
+    chosen_T = (span_T < fraction) & (length_T > 0)
+    more_T = torch.where(fits_T & chosen_T, more_T, 0)
 
-    column_L = torch.arange(draft.tokens.shape[1], device=draft.tokens.device)
-    from_TL = column_L + (shorter_T[:, None] & (column_L >= place_T[:, None])).long()
-    from_TL = from_TL - (longer_T[:, None] & (column_L > place_T[:, None])).long()
-    from_TL = from_TL.clamp(max=len(column_L) - 1)
-    new_TL = longer_T[:, None] & (column_L == place_T[:, None] + 1)
-    gone_TL = shorter_T[:, None] & (column_L == len(column_L) - 1)
-    return Drafts(
-        draft.tokens.gather(1, from_TL).masked_fill(new_TL, mask_id).masked_fill(gone_TL, pad_id),
-        draft.log_probs.gather(1, from_TL).masked_fill(new_TL, -torch.inf).masked_fill(gone_TL, 0.0),
-        (draft.writable.gather(1, from_TL) | new_TL) & ~gone_TL,
-        draft.cosines,
-    )
+    column_L = torch.arange(room, device=draft.tokens.device)
+    start_T1, end_T1, more_T1 = start_T[:, None], (start_T + wide_T + more_T)[:, None], more_T[:, None]
+    span_TL = chosen_T[:, None] & (column_L >= start_T1) & (column_L < end_T1)
+    from_TL = (column_L - more_T1 * (column_L >= end_T1)).clamp(0, room - 1)
+    gone_TL = (column_L >= (length_T + more_T)[:, None]) & (more_T1 < 0)
+    writable_TL = (draft.writable.gather(1, from_TL) | (span_TL & free_T[:, None])) & ~gone_TL
+    span_TL &= writable_TL
+    tokens_TL = draft.tokens.gather(1, from_TL).masked_fill(gone_TL, pad_id).masked_fill(span_TL, mask_id)
+    log_probs_TL = draft.log_probs.gather(1, from_TL).masked_fill(gone_TL, 0.0)
+    again_TL = torch.where(chosen_T[:, None], span_TL, again_TL)
+    return Drafts(tokens_TL, log_probs_TL, writable_TL, draft.cosines), again_TL

@@ -82,10 +82,7 @@ def trainable_root(spec: TrainingSpec, data: Data, *, root: Path, tracker: Track
     """Build model and objective with their initial values or those of `init_from`, and freeze the frozen parts."""
     trainable = _initial_root(spec, data)
     if spec.training.init_from is not None:
-        initialise(
-            trainable, root / spec.training.init_from, spec=spec, tokenizer=data.folders.get("tokenizer"),
-            tracker=tracker,
-        )  # fmt: skip
+        initialise(trainable, root / spec.training.init_from, spec=spec, tracker=tracker)
     trained = spec.training.init_from is not None
     freeze(trainable, trainable.objective.frozen_parts(trained=trained), trained=trained)
     return trainable

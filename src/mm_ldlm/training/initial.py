@@ -1,12 +1,11 @@
-"""Initial weights from a checkpoint (`training.init_from`), whose vocabulary must be the run's: the rows of an
-embedding table and of the output layer belong to tokens.
+"""Initial weights from a checkpoint (`training.init_from`), whose vocabulary and normaliser must be the run's: the rows
+of an embedding table and of the output layer belong to tokens, and a latent is whitened by one matrix.
 """
 
 import os
 from pathlib import Path
 
 from mm_ldlm.core import CheckpointError, ConfigurationError, nearest, show, to_dict
-from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.weights import differences, load_tensors, persistent_buffers, refuse_non_finite
@@ -35,19 +34,15 @@ def refuse_missing_origin(training: TrainingConfig, *, runs: Path) -> None:
         folder.find(path)
 
 
-def initialise(
-    root: TrainableRoot, path: Path, *, spec: TrainingSpec, tokenizer: Path | None, tracker: Tracker
-) -> None:
+def initialise(root: TrainableRoot, path: Path, *, spec: TrainingSpec, tracker: Tracker) -> None:
     """Initialise the root with the weights of a checkpoint (the EMA weights if it has them).
 
     Parameters of the objective keep their initial values if the checkpoint has none of them. Its buffers are not taken
     from the checkpoint: they depend on the data and the steps of this run.
 
-    Args:
-        tokenizer: folder of this run's tokenizer; None (data in memory) compares nothing.
-
     Raises:
-        CheckpointError: the checkpoint belongs to another model or vocabulary, or contains values that are not finite.
+        CheckpointError: the checkpoint belongs to another model, vocabulary or normaliser, or contains values that are
+            not finite.
     """
     source = folder.find(path)
     name = "ema.safetensors" if (source / "ema.safetensors").is_file() else "model.safetensors"
@@ -64,11 +59,12 @@ def initialise(
         if name not in buffers and (own or not name.startswith("objective."))
     }  # fmt: skip
     refuse_non_finite(values, source, remedy="Name another checkpoint in training.init_from.")
-    own_tokens = None if tokenizer is None else TextTokenizer.load(tokenizer)
-    if own_tokens is not None and theirs.get("tokenizer") != own_tokens.fingerprint:
-        raise CheckpointError(
-            f"{source}: expected the vocabulary of this run ({own_tokens.vocab_size} tokens) for the weights of "
-            "training.init_from, found another one. Ingest the texts with the tokenizer of that run (tokenizer.path), "
-            "or leave training.init_from out."
-        )
+    for name, what in (("tokenizer", "vocabulary"), ("normaliser", "normaliser of the latents")):
+        ours, other = spec.fingerprints.get(name), theirs.get(name)
+        if ours and other and ours != other:
+            raise CheckpointError(
+                f"{source}: expected the {what} of this run for the weights of training.init_from, found another one. "
+                f"Prepare the data with that of the weights (`--params {name}.path={source / name}`), or leave "
+                "training.init_from out."
+            )
     load_tensors(targets, values, source)

@@ -206,6 +206,14 @@ def test_a_saved_normaliser_is_the_same_and_damage_is_refused(kind: str, tmp_pat
             Normaliser.load(folder)
 
 
+def test_a_given_normaliser_is_taken_as_it_is_if_the_vectors_have_its_dimension(tmp_path: Path, refuses: Any) -> None:
+    first = fitted(tmp_path / "first", drawn(), "whitening")
+    first.save(path := tmp_path / "saved")
+    assert fitted(tmp_path / "second", drawn(seed=1), "standard", path=str(path)).fingerprint == first.fingerprint
+    with refuses(StoreError, "normaliser.path", first.dim, first.dim - 1):
+        fitted(tmp_path / "third", drawn(dim=first.dim - 1), "standard", path=str(path))
+
+
 def test_every_number_is_in_the_fingerprint(tmp_path: Path) -> None:
     found = fitted(tmp_path, drawn(), "whitening")
     assert found.matrix_dd is not None

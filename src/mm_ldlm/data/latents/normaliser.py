@@ -53,10 +53,13 @@ class NormaliserConfig:
             mean square of their standard deviations), for dimensions that hardly vary and that the others would scale
             up to noise.
         robust_rows: "robust" needs all its rows in memory; it uses an even sample of at most this many.
+        path: folder of the normaliser of a checkpoint or an export, used instead of fitting one; the weights of a model
+            belong to its normaliser.
     """
 
     kind: Kind = "standard"
     robust_rows: Rows = 200_000
+    path: str | None = None
 
 
 @json_document
@@ -249,10 +252,18 @@ def fit(column: FixedColumn, *, rows: npt.NDArray[np.int64], config: NormaliserC
     The numbers do not depend on the number of threads, which changes the order of the sums in a product of matrices.
 
     Raises:
-        StoreError: A number is not finite.
+        StoreError: A number is not finite, or the normaliser of `config.path` is missing or of another dimension.
     """
     from threadpoolctl import threadpool_limits
 
+    if config.path is not None:
+        given = Normaliser.load(config.path)
+        if given.dim != column.dim:
+            raise StoreError(
+                f"parameter 'normaliser.path': expected a normaliser of {column.dim} dimensions, found one of "
+                f"{given.dim} in {config.path}. Name the folder of one that was fitted to vectors of the same encoder."
+            )
+        return given
     count = len(rows)
     with threadpool_limits(limits=1):
         if config.kind == "robust":
