@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -19,7 +20,7 @@ from tests.inference.runs import write_run
 from mm_ldlm.core import EvaluationError, parse
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.extras.audit import audit as room
-from mm_ldlm.extras.audit.audit import audit, sufficient_noise
+from mm_ldlm.extras.audit.audit import audit, strongest, sufficient_noise
 from mm_ldlm.extras.audit.command import audit as command
 from mm_ldlm.extras.audit.config import AuditConfig
 from mm_ldlm.extras.audit.defences import adaptive, cosines, forms, nearest, pairs, recall_and_ndcg
@@ -47,7 +48,7 @@ def embedded(texts: Sequence[str]) -> np.ndarray:
 class Oracle:
     """A model that reads the text of the nearest of all vectors, in lower case for every third row."""
 
-    dim, max_length, no_encoder = DIM, 32, None
+    dim, max_length, no_encoder, normaliser = DIM, 32, None, None
     parts = SimpleNamespace(step=7, fingerprints={"encoder": "abc"})
     model = SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter(())))
     tokenizer = SimpleNamespace(encode=lambda texts: [text.split() for text in texts])
@@ -59,8 +60,8 @@ class Oracle:
     def recognise(self, vectors: np.ndarray) -> str:
         return "random vectors"
 
-    def encode(self, texts: Sequence[str], *, too_long: str) -> np.ndarray:
-        return embedded(texts)
+    def cosines(self, texts: Sequence[str], vectors: np.ndarray) -> np.ndarray:
+        return cosines(embedded(texts), vectors)
 
     def invert(self, targets: np.ndarray, **options: Any) -> Any:
         near = (targets @ self.vectors.T).argmax(axis=1)
@@ -241,6 +242,37 @@ def test_the_results_and_the_page_contain_texts_only_on_request(
     }
 
 
+def test_a_trained_attacker_reads_its_form_and_is_the_strongest_if_it_reads_most(
+    collection: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attacker that is trained on the written rows knows their texts only, and here reads what it is told."""
+    few = {"rows": 40, "collection_rows": 80, "compared_rows": 20, "noise": [0.2, 9.0], "known_pairs": [50]}
+    small = config(collection, **few, attacker_data=str(tmp_path / "data"))
+    plain = audit(small, Oracle(), seed=0)  # type: ignore[arg-type]
+    drawn = room.sample(small, dim=DIM, seed=0)
+    written = {path.stem: pq.read_table(path).to_pydict() for path in (tmp_path / "data").iterdir()}
+    assert len(written) == len(plain["forms"])
+    assert tuple(written["noise-9"]["text"]) == drawn.texts[40:]
+    assert tuple(written["secret-rotation-50-known-pairs"]["text"]) == drawn.texts[40:90]
+    np.testing.assert_allclose(written["as-it-is"]["embedding"], drawn.vectors_nd[40:], atol=1e-6)
+    assert (cosines(np.array(written["noise-9"]["embedding"]), drawn.vectors_nd[40:]) < 0.9).all()
+
+    class Trained(Oracle):
+        def invert(self, targets: np.ndarray, **options: Any) -> Any:
+            return SimpleNamespace(texts=drawn.texts[:20], model_calls=np.ones(20))
+
+    monkeypatch.setattr(room, "model_of", lambda name: Trained())
+    found = audit(config(collection, **few, attackers={"noise 9": "a"}), Oracle(), seed=0)  # type: ignore[arg-type]
+    lines = {line["name"]: line for line in found["forms"]}
+    assert strongest(lines["noise 9"])["value"] == lines["noise 9"].pop("trained")["exact"]["value"] == 1
+    assert strongest(lines["noise 9"])["value"] < 0.5
+    assert found["forms"] == plain["forms"]
+    assert plain["sufficient_noise"] is not None
+    assert found["sufficient_noise"] is None
+    with pytest.raises(EvaluationError, match=r"noise 8.*noise 9"):
+        audit(config(collection, **few, attackers={"noise 8": "a"}), Oracle(), seed=0)  # type: ignore[arg-type]
+
+
 def test_vectors_of_another_encoder_are_refused(collection: dict[str, str], tmp_path: Path) -> None:
     np.save(tmp_path / "other.npy", np.random.default_rng(0).normal(size=(ROWS, DIM)))
     with pytest.raises(EvaluationError, match="median cosine"):
@@ -270,7 +302,7 @@ def test_the_noise_that_suffices_is_between_two_levels() -> None:
 def test_the_command_writes_the_page_and_its_numbers_and_replaces_nothing(
     collection: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "model_of", lambda config: Oracle())
+    monkeypatch.setattr(room, "model_of", lambda name: Oracle())
     params = "compared_rows=20,queries=20,collection_rows=100,noise=[0.2],known_pairs=[50],code_dims=[]"
     options = [*collection.values(), "--rows", "50", "--params", params, "-o", str(tmp_path / "page.html")]
     made = CliRunner().invoke(command, options)

@@ -6,10 +6,12 @@ of the others. All of them are the collection in which retrieval is measured.
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,17 @@ import pandas as pd
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.extras.audit.config import AuditConfig
-from mm_ldlm.extras.audit.defences import Floats, adaptive, cosines, forms, nearest, pairs, recall_and_ndcg, scaled
+from mm_ldlm.extras.audit.defences import (
+    Floats,
+    Form,
+    adaptive,
+    cosines,
+    forms,
+    nearest,
+    pairs,
+    recall_and_ndcg,
+    scaled,
+)
 from mm_ldlm.extras.audit.readable import (
     Vocabulary,
     by_kind,
@@ -40,15 +52,16 @@ CHECKED = 32
 """Rows whose texts are embedded again, to see whether their vectors are those of the model's encoder"""
 ALIKE = 0.9
 """Smallest median cosine of these; stored forms of one byte for each dimension are above it"""
+ATTACKERS = ("naive", "adaptive", "trained")
 PROTECTED = 0.05
 """Fraction of exact texts below which a level of noise is reported as sufficient"""
 
 
-def model_of(config: AuditConfig) -> "MMLDLM":
-    """Load the inverter, which also reads vectors that requests refuse."""
+def model_of(name: str) -> "MMLDLM":
+    """Load an inverter, which also reads vectors that requests refuse."""
     from mm_ldlm.inference import MMLDLM
 
-    model = MMLDLM.from_run(run_of(config.model))
+    model = MMLDLM.from_run(run_of(name))
     model.strict = False  # truncated and rotated vectors are read as well
     return model
 
@@ -63,13 +76,13 @@ def audit(config: AuditConfig, model: "MMLDLM", *, seed: int) -> dict[str, Any]:
     found, bootstrap = sample(config, dim=model.dim, seed=seed), config.bootstrap.seeded(seed)
     log.info("%s: %d of %d rows are sampled", found.name, len(found), found.rows)
     alike = encoder_cosine(found, model)
-    count = min(config.rows, len(found) // 2)
+    count = audited(config, found)
     texts, vectors_nd = found.texts[:count], found.vectors_nd.astype(np.float64)
     vocabulary = Vocabulary(found.texts)
     reader = Reader(config, model, like_nd=vectors_nd, seed=seed)
     rows = compare(texts, outputs := reader.read(vectors_nd[:count]), vocabulary)
     chance = compare(texts, [*outputs[1:], outputs[0]], vocabulary)
-    lines = compared(config, reader, texts, vectors_nd, vocabulary, bootstrap, seed=seed)
+    lines = compared(config, reader, found, vectors_nd, vocabulary, bootstrap, seed=seed)
     show, chosen = (str if config.show_texts else masked), most_readable(rows, config.shown)
     lengths = [len(ids) for ids in model.tokenizer.encode(list(texts))]
     return {
@@ -80,10 +93,10 @@ def audit(config: AuditConfig, model: "MMLDLM", *, seed: int) -> dict[str, Any]:
         },
         "model": {
             "name": config.model, "step": model.parts.step, "fingerprints": dict(model.parts.fingerprints),
-            "max_length": model.max_length,
+            "max_length": model.max_length, "adapter": _adapter(model),
             "parameters": sum(parameter.numel() for parameter in model.model.model.parameters()),
         },
-        "search": asdict(config.search), "calls": reader.calls, "seed": seed,
+        "attackers": dict(config.attackers), "search": asdict(config.search), "calls": reader.calls, "seed": seed,
         "bootstrap": asdict(config.bootstrap),
         "readable": shares(rows, bootstrap), "chance": shares(chance, bootstrap),
         "by_kind": by_kind(rows, bootstrap), "by_length": by_length(rows, bootstrap),
@@ -97,27 +110,39 @@ def audit(config: AuditConfig, model: "MMLDLM", *, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _adapter(model: "MMLDLM") -> dict[str, Any] | None:
+    adapter = getattr(model.normaliser, "adapter", None)
+    return None if adapter is None else {name: getattr(adapter, name) for name in ("encoder", "pairs", "cosine")}
+
+
 def _plain(row: pd.Series) -> dict[str, Any]:
     return {name: row[name].item() for name in ("as_written", "exact", "f1", "words")}
+
+
+def embeds(model: "MMLDLM") -> bool:
+    """Return whether texts can be embedded and compared with the vectors: by their encoder, or through an adapter."""
+    return model.no_encoder is None or model.parts.load_own is not None
 
 
 def encoder_cosine(found: Sample, model: "MMLDLM") -> float | None:
     """Compute the median cosine of vectors to those of their texts embedded again; None without an encoder.
 
     Raises:
-        EvaluationError: it is below `ALIKE`.
+        EvaluationError: it is below `ALIKE`, or below this part of what an adapter of the model reaches.
     """
-    if model.no_encoder is not None:
+    if not embeds(model):
         log.warning("whether the vectors are those of the model's encoder is not checked: %s", model.no_encoder)
         return None
-    again_nd = np.asarray(model.encode(list(found.texts[:CHECKED]), too_long="truncate"), np.float64)
-    alike = float(np.median(cosines(found.vectors_nd[:CHECKED].astype(np.float64), again_nd)))
-    if alike < ALIKE:
+    reached = 1.0 if model.no_encoder is None else float(model.normaliser.adapter.cosine)
+    vectors_nd = found.vectors_nd[:CHECKED]
+    alike = float(np.median(model.cosines(found.texts[:CHECKED], vectors_nd)))
+    if alike < ALIKE * reached:
         raise EvaluationError(
-            f"{found.name}: expected vectors of the encoder that the model was trained for, with a cosine of about 1 "
-            f"to those of their texts embedded again, found a median cosine of {alike:.2f} in {len(again_nd)} rows, "
-            f"and that they look like {model.recognise(found.vectors_nd)}. Choose the model of their encoder "
-            "(audit.model), or a column whose vectors belong to the texts."
+            f"{found.name}: expected vectors of the encoder that the model was trained for, with a cosine of about "
+            f"{reached:.2g} to those of their texts embedded again, found a median cosine of {alike:.2f} in "
+            f"{len(vectors_nd)} rows, and that they look like {model.recognise(found.vectors_nd)}. Choose the model of "
+            "their encoder (audit.model), fit an adapter (mm-ldlm align), or name a column whose vectors belong to the "
+            "texts."
         )
     return alike
 
@@ -133,9 +158,17 @@ class Reader:
         self._config, self._model, self._like_nd, self._seed = config, model, like_nd, seed
         self._calls: list[float] = []
 
+    @property
+    def dim(self) -> int:
+        return self._model.dim
+
+    def with_model(self, model: "MMLDLM") -> "Reader":
+        """Return a reader with another model."""
+        return Reader(self._config, model, like_nd=self._like_nd, seed=self._seed)
+
     def read(self, vectors_nd: Floats) -> list[str]:
         """Read texts from vectors, which may have any length."""
-        search = self._config.search if self._model.no_encoder is None else None
+        search = self._config.search if embeds(self._model) else None
         with _quiet("mm_ldlm.inference.model"):
             made = self._model.invert(scaled(vectors_nd, self._like_nd), search=search, seed=self._seed)
         self._calls.append(float(np.mean(made.model_calls)))
@@ -160,29 +193,36 @@ def _quiet(name: str) -> Iterator[None]:
 
 
 def compared(
-    config: AuditConfig, reader: Reader, texts: Sequence[str], vectors_nd: Floats, vocabulary: Vocabulary,
+    config: AuditConfig, reader: Reader, found: Sample, vectors_nd: Floats, vocabulary: Vocabulary,
     bootstrap: Bootstrap, *, seed: int,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Measure each form: the texts that both attackers read, and the retrieval that it keeps."""
-    some, queries = min(config.compared_rows, len(texts)), min(config.queries, len(texts))
-    truth_qk = nearest(vectors_nd, vectors_nd[:queries])
-    lines, known = [], len(vectors_nd) - len(texts)
-    for form in forms(config, vectors_nd, seed=seed):
-        if (form.known_pairs or 0) > known:
-            log.warning(
-                "%s: left out, because the sample has only %d rows that the attacker may know", form.name, known
-            )
-            continue
+    """Measure each form: the texts that each attacker reads, and the retrieval that it keeps.
+
+    `vectors_nd` are those of `found` in double precision; the rows after the audited ones are known to the attackers.
+
+    Raises:
+        EvaluationError: `config.attackers` names a form that is not measured, or a run of another dimension.
+    """
+    count = audited(config, found)
+    some, queries, known = min(config.compared_rows, count), min(config.queries, count), len(found) - count
+    texts, truth_qk = found.texts[:some], nearest(vectors_nd, vectors_nd[:queries])
+    measured = [*_enough(forms(config, vectors_nd, seed=seed), known)]
+    trained, lines = _trained(config, reader, [form.name for form in measured]), []
+    for form in measured:
         stored_nd = form.store(vectors_nd)
-        name, back = adaptive(*pairs(form, stored_nd[len(texts) :], vectors_nd[len(texts) :]))
+        name, back = adaptive(*pairs(form, stored_nd[count:], vectors_nd[count:]))
+        if config.attacker_data is not None:
+            end = count + (form.known_pairs or known)
+            write_pairs(
+                Path(config.attacker_data), form, found.texts[count:end], scaled(back(stored_nd[count:end]), vectors_nd)
+            )
         undone_nd = back(stored_nd[:some])
-        naive = reader.read(stored_nd[:some])
-        clever = naive if name == "none" else reader.read(undone_nd)
+        outputs = {"naive": reader.read(stored_nd[:some])}
+        outputs["adaptive"] = outputs["naive"] if name == "none" else reader.read(undone_nd)
+        if form.name in trained:
+            outputs["trained"] = trained[form.name].read(undone_nd)
         recall_q, ndcg_q = recall_and_ndcg(truth_qk, nearest(stored_nd, form.query(vectors_nd[:queries])))
-        read = {
-            kind: shares(compare(texts[:some], outputs, vocabulary), bootstrap)
-            for kind, outputs in (("naive", naive), ("adaptive", clever))
-        }
+        read = {kind: shares(compare(texts, each, vocabulary), bootstrap) for kind, each in outputs.items()}
         lines.append(
             {
                 "name": form.name, "group": form.group, "bytes": form.bytes_per_vector, "level": form.level,
@@ -192,15 +232,64 @@ def compared(
             }
         )  # fmt: skip
         log.info(
-            "%s: exact %.1f %% naive, %.1f %% adaptive (%s); recall@10 %.3f", form.name,
-            100 * read["naive"]["exact"]["value"], 100 * read["adaptive"]["exact"]["value"], name, recall_q.mean(),
+            "%s: exact %s; map %s; recall@10 %.3f", form.name,
+            ", ".join(f"{100 * each['exact']['value']:.1f} % {kind}" for kind, each in read.items()), name,
+            recall_q.mean(),
         )  # fmt: skip
     return lines
 
 
+def audited(config: AuditConfig, found: Sample) -> int:
+    """Return the number of the first rows, whose texts are read; the attackers know the others."""
+    return min(config.rows, len(found) // 2)
+
+
+def _enough(some: Iterable[Form], known: int) -> Iterator[Form]:
+    """Leave out the forms whose attacker would know more rows than there are."""
+    for form in some:
+        if (form.known_pairs or 0) <= known:
+            yield form
+        else:
+            log.warning(
+                "%s: left out, because the sample has only %d rows that the attacker may know", form.name, known
+            )
+
+
+def _trained(config: AuditConfig, reader: Reader, names: Sequence[str]) -> dict[str, Reader]:
+    """Load the trained attackers, before anything is read."""
+    if unknown := [name for name in config.attackers if name not in names]:
+        raise EvaluationError(
+            f"audit.attackers: expected names of measured forms, found '{unknown[0]}'. Measured are: "
+            f"{'; '.join(names)}."
+        )
+    models = {name: model_of(run) for name, run in config.attackers.items()}
+    for name, model in models.items():
+        if model.dim != reader.dim:
+            raise EvaluationError(
+                f"audit.attackers: expected for '{name}' a run that reads vectors of dimension {reader.dim}, found "
+                f"dimension {model.dim}. Name the run that was trained on the file of this form."
+            )
+    return {name: reader.with_model(model) for name, model in models.items()}
+
+
+def write_pairs(folder: Path, form: Form, texts: Sequence[str], vectors_nd: Floats) -> None:
+    """Write the texts that the attacker knows, with their vectors, as the environment own_vectors reads them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir(parents=True, exist_ok=True)
+    vectors = pa.FixedSizeListArray.from_arrays(vectors_nd.astype(np.float32).ravel(), vectors_nd.shape[1])
+    pq.write_table(
+        pa.table({"text": list(texts), "embedding": vectors}),
+        folder / f"{re.sub('[^a-z0-9.]+', '-', form.name)}.parquet",
+    )
+
+
 def strongest(line: dict[str, Any], share: str = "exact") -> dict[str, float]:
-    """Return the fraction that the better of both attackers recovers."""
-    found: dict[str, float] = max((line["naive"][share], line["adaptive"][share]), key=lambda each: each["value"])
+    """Return the fraction that the best of the attackers recovers."""
+    found: dict[str, float] = max(
+        (line[kind][share] for kind in ATTACKERS if kind in line), key=lambda each: each["value"]
+    )
     return found
 
 

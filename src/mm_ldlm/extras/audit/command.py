@@ -49,7 +49,7 @@ def audit(vectors: str, texts: str | None, params: str, seed: int, output: str, 
         from mm_ldlm.extras.audit.audit import model_of
         from mm_ldlm.extras.audit.page import report
 
-        results = measured(config, model_of(config), seed=seed)
+        results = measured(config, model_of(config.model), seed=seed)
         write_json(page.with_suffix(".json"), results)
         write_text(page, report(results)[0])
         exact = results["readable"]["exact"]

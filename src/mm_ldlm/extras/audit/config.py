@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import field
 from typing import Annotated
 
 from mm_ldlm.core import Fraction, PositiveFloat, Rows, RowsOrNone, Size, bounded, config, refuse_if
@@ -33,6 +34,9 @@ class AuditConfig:
         compared_rows: rows, among `rows`, that are read from each stored form and behind each defence.
         queries: rows, among `rows`, that are queries of the retrieval.
         search: the search of the attacker, for every text.
+        attacker_data: new folder for the data of a trained attacker: a Parquet file for each form, with the texts that
+            the attacker knows and their vectors, as its map brings them back from the stored ones.
+        attackers: the name of a form, and the run that was trained on its file of `attacker_data`.
         truncations: fractions of the dimensions that are kept.
         code_dims: dimensions that share one byte in product quantisation.
         decimals: decimals to which numbers are rounded.
@@ -54,6 +58,8 @@ class AuditConfig:
     compared_rows: Rows = 500
     queries: Rows = 500
     search: SearchConfig = SearchConfig()
+    attacker_data: str | None = None
+    attackers: dict[str, str] = field(default_factory=dict)
     truncations: tuple[Annotated[Fraction, bounded(gt=0, lt=1)], ...] = (0.5, 0.25)
     code_dims: tuple[Size, ...] = (8, 16)
     decimals: tuple[Annotated[int, bounded(ge=0, le=6)], ...] = (2, 1)

@@ -15,7 +15,7 @@ def measure_collection(audit: "AuditConfig", seed: int) -> dict[str, Any]:
     from mm_ldlm.extras.audit.audit import audit as measured
     from mm_ldlm.extras.audit.audit import model_of
 
-    return measured(audit, model_of(audit), seed=seed)
+    return measured(audit, model_of(audit.model), seed=seed)
 
 
 def report_collection(results: dict[str, Any]) -> "tuple[str, dict[str, go.Figure]]":
