@@ -174,11 +174,9 @@ def answer(
                 f"output {show(output)}: expected one of the formats {', '.join(FORMATS)} (npy only for vectors), "
                 f"found '{form}'. Name an output such as answers.csv, or add --format csv."
             )
-        if trace is not None and Path(trace).suffix.lower() != ".html":
-            raise SamplingError(f"trace {show(trace)}: expected a name that ends in .html. Add it.")
-        for file in (output, trace):
+        for file, ending in ((output, ""), (trace, ".html")):
             if file is not None:
-                refuse_result(file, overwrite=overwrite)
+                refuse_result(file, overwrite=overwrite, suffix=ending)
         if output is None and form in ("npy", "parquet") and sys.stdout.isatty():
             raise SamplingError(f"expected a file for the format {form}, found a terminal. Add --output FILE.{form}.")
         found = run_of(run)
@@ -202,8 +200,10 @@ def answer(
             write_bytes(Path(trace), trace_page(made, title=found.name).encode())
 
 
-def refuse_result(file: str, *, overwrite: bool) -> None:
-    """Raise `SamplingError` if a result cannot be written to a file."""
+def refuse_result(file: str, *, overwrite: bool, suffix: str = "") -> None:
+    """Raise `SamplingError` if a result cannot be written to a file, whose name has to end in a suffix."""
+    if not file.lower().endswith(suffix):
+        raise SamplingError(f"{show(file)}: expected a name that ends in {suffix}. Add it.")
     refuse_other(Path(file), error=SamplingError)
     if not overwrite and os.path.lexists(file):
         raise SamplingError(

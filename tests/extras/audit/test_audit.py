@@ -48,7 +48,7 @@ def embedded(texts: Sequence[str]) -> np.ndarray:
 class Oracle:
     """A model that reads the text of the nearest of all vectors, in lower case for every third row."""
 
-    dim, max_length, no_encoder, normaliser = DIM, 32, None, None
+    dim, max_length, no_encoder, normaliser = DIM, 32, None, SimpleNamespace(unit_norm=True)
     parts = SimpleNamespace(step=7, fingerprints={"encoder": "abc"})
     model = SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter(())))
     tokenizer = SimpleNamespace(encode=lambda texts: [text.split() for text in texts])
@@ -64,6 +64,7 @@ class Oracle:
         return cosines(embedded(texts), vectors)
 
     def invert(self, targets: np.ndarray, **options: Any) -> Any:
+        np.testing.assert_allclose(np.linalg.norm(targets, axis=1), 1)
         near = (targets @ self.vectors.T).argmax(axis=1)
         texts = [self.texts[n].lower() if n % 3 == 0 else self.texts[n] for n in near]
         return SimpleNamespace(texts=tuple(texts), model_calls=np.full(len(texts), 2))
@@ -273,6 +274,14 @@ def test_a_trained_attacker_reads_its_form_and_is_the_strongest_if_it_reads_most
         audit(config(collection, **few, attackers={"noise 8": "a"}), Oracle(), seed=0)  # type: ignore[arg-type]
 
 
+def test_vectors_that_are_stored_at_another_length_are_read_at_that_of_the_encoder(
+    collection: dict[str, str], results: dict[str, Any], tmp_path: Path
+) -> None:
+    np.save(tmp_path / "long.npy", 50 * np.load(collection["vectors"]))
+    found = audit(config(collection, vectors=str(tmp_path / "long.npy")), Oracle(), seed=0)  # type: ignore[arg-type]
+    assert found["readable"] == results["readable"]
+
+
 def test_vectors_of_another_encoder_are_refused(collection: dict[str, str], tmp_path: Path) -> None:
     np.save(tmp_path / "other.npy", np.random.default_rng(0).normal(size=(ROWS, DIM)))
     with pytest.raises(EvaluationError, match="median cosine"):
@@ -310,7 +319,7 @@ def test_the_command_writes_the_page_and_its_numbers_and_replaces_nothing(
     assert json.loads((tmp_path / "page.json").read_text())["collection"]["audited"] == 50
     before = (tmp_path / "page.html").read_bytes()
     again = CliRunner().invoke(command, options)
-    assert again.exit_code == 2
+    assert again.exit_code == 1
     assert "page.html" in again.output
     assert (tmp_path / "page.html").read_bytes() == before
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_ldlm.core import ConfigurationError, SourceError, parse
+from mm_ldlm.data.latents.recognition import known_encoders
 from mm_ldlm.extras.audit.config import AuditConfig
 from mm_ldlm.extras.audit.sources import Sample, sample
 
@@ -112,6 +113,12 @@ def test_collections_that_cannot_be_audited_are_refused(
             sample(config(**given), dim=DIM, seed=0)
     with refuses(SourceError):  # of another encoder
         sample(config(vectors=str(table)), dim=384, seed=0)
+    known = known_encoders()["all-mpnet-base-v2"]
+    spread_nd = np.random.default_rng(0).normal(size=(30, known.dim)) * np.exp(known.profile_d / 2)
+    spread_nd -= (spread_nd - known.mean_d) @ known.axes_kd.T @ known.axes_kd  # nothing along the axes it leaves out
+    other = parquet(tmp_path / "other.parquet", [(f"text {n}", row.tolist()) for n, row in enumerate(spread_nd)])
+    with pytest.raises(SourceError, match=r"30 wrong_dimension.*look like vectors of all-mpnet-base-v2"):
+        sample(config(vectors=str(other)), dim=384, seed=0)
     for given in ({"vectors": "a.npy"}, {"vectors": "a.parquet", "texts": "a.txt"}, {"vectors": "postgresql://x/y"}):
         with refuses(ConfigurationError):
             config(**given)

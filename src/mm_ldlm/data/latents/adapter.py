@@ -117,6 +117,10 @@ class Adapted:
         return self.adapter.typical
 
     @property
+    def unit_norm(self) -> bool:
+        return self.adapter.unit_norms[0]
+
+    @property
     def signature(self) -> Signature | None:
         return self.adapter.signature
 

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from mm_ldlm.core import EvaluationError
+from mm_ldlm.core.progress import shown
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.extras.audit.config import AuditConfig
 from mm_ldlm.extras.audit.defences import (
@@ -26,6 +27,7 @@ from mm_ldlm.extras.audit.defences import (
     adaptive,
     cosines,
     forms,
+    length_of,
     nearest,
     pairs,
     recall_and_ndcg,
@@ -79,11 +81,11 @@ def audit(config: AuditConfig, model: "MMLDLM", *, seed: int) -> dict[str, Any]:
     count = audited(config, found)
     texts, vectors_nd = found.texts[:count], found.vectors_nd.astype(np.float64)
     vocabulary = Vocabulary(found.texts)
-    reader = Reader(config, model, like_nd=vectors_nd, seed=seed)
+    reader = Reader(config, model, vectors_nd=vectors_nd, seed=seed)
     rows = compare(texts, outputs := reader.read(vectors_nd[:count]), vocabulary)
     chance = compare(texts, [*outputs[1:], outputs[0]], vocabulary)
     lines = compared(config, reader, found, vectors_nd, vocabulary, bootstrap, seed=seed)
-    show, chosen = (str if config.show_texts else masked), most_readable(rows, config.shown)
+    written, chosen = (str if config.show_texts else masked), most_readable(rows, config.shown)
     lengths = [len(ids) for ids in model.tokenizer.encode(list(texts))]
     return {
         "collection": {
@@ -104,7 +106,8 @@ def audit(config: AuditConfig, model: "MMLDLM", *, seed: int) -> dict[str, Any]:
         "sufficient_noise": sufficient_noise(lines), "protected": PROTECTED,
         "texts_shown": config.show_texts,
         "rows": [
-            {"id": found.ids[row], "text": show(texts[row]), "output": show(outputs[row]), **_plain(rows.iloc[row])}
+            {"id": found.ids[row], "text": written(texts[row]), "output": written(outputs[row])}
+            | _plain(rows.iloc[row])
             for row in chosen
         ],
     }  # fmt: skip
@@ -151,11 +154,13 @@ class Reader:
     """The inverter, and the model calls that it needed.
 
     Args:
-        like_nd: vectors of the collection, whose median length those that are read receive.
+        vectors_nd: the collection, whose median length those that are read receive, unless the encoder's vectors have
+            norm 1: a database may store them at another length.
     """
 
-    def __init__(self, config: AuditConfig, model: "MMLDLM", *, like_nd: Floats, seed: int) -> None:
-        self._config, self._model, self._like_nd, self._seed = config, model, like_nd, seed
+    def __init__(self, config: AuditConfig, model: "MMLDLM", *, vectors_nd: Floats, seed: int) -> None:
+        self._config, self._model, self._vectors_nd, self._seed = config, model, vectors_nd, seed
+        self._length = 1.0 if model.normaliser.unit_norm else length_of(vectors_nd)
         self._calls: list[float] = []
 
     @property
@@ -164,13 +169,17 @@ class Reader:
 
     def with_model(self, model: "MMLDLM") -> "Reader":
         """Return a reader with another model."""
-        return Reader(self._config, model, like_nd=self._like_nd, seed=self._seed)
+        return Reader(self._config, model, vectors_nd=self._vectors_nd, seed=self._seed)
+
+    def scaled(self, vectors_nd: Floats) -> Floats:
+        """Scale vectors of any length as the model reads them."""
+        return scaled(vectors_nd, self._length)
 
     def read(self, vectors_nd: Floats) -> list[str]:
         """Read texts from vectors, which may have any length."""
         search = self._config.search if embeds(self._model) else None
         with _quiet("mm_ldlm.inference.model"):
-            made = self._model.invert(scaled(vectors_nd, self._like_nd), search=search, seed=self._seed)
+            made = self._model.invert(self.scaled(vectors_nd), search=search, seed=self._seed)
         self._calls.append(float(np.mean(made.model_calls)))
         return list(made.texts)
 
@@ -208,13 +217,13 @@ def compared(
     texts, truth_qk = found.texts[:some], nearest(vectors_nd, vectors_nd[:queries])
     measured = [*_enough(forms(config, vectors_nd, seed=seed), known)]
     trained, lines = _trained(config, reader, [form.name for form in measured]), []
-    for form in measured:
+    for form in shown(measured, desc="forms and defences", unit="forms"):
         stored_nd = form.store(vectors_nd)
         name, back = adaptive(*pairs(form, stored_nd[count:], vectors_nd[count:]))
         if config.attacker_data is not None:
             end = count + (form.known_pairs or known)
             write_pairs(
-                Path(config.attacker_data), form, found.texts[count:end], scaled(back(stored_nd[count:end]), vectors_nd)
+                Path(config.attacker_data), form, found.texts[count:end], reader.scaled(back(stored_nd[count:end]))
             )
         undone_nd = back(stored_nd[:some])
         outputs = {"naive": reader.read(stored_nd[:some])}

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from mm_ldlm.app.console import messages_only
+from mm_ldlm.app.console import messages_only, refuse_result
 
 
 @click.command("audit")
@@ -36,8 +36,8 @@ def audit(vectors: str, texts: str | None, params: str, seed: int, output: str, 
 
     page = Path(output)
     with messages_only():
-        if not overwrite and (taken := [each for each in (page, page.with_suffix(".json")) if each.exists()]):
-            raise click.UsageError(f"expected a new file, found {taken[0]}. Give another --output, or --overwrite.")
+        for file, suffix in ((page, ".html"), (page.with_suffix(".json"), "")):
+            refuse_result(str(file), overwrite=overwrite, suffix=suffix)
         options = {key: value for key, value in {**given, "texts": texts}.items() if value is not None}
         values = {**parse_params(params), **options, "vectors": vectors}
         refuse_unwritable(values, at="audit")

@@ -81,7 +81,8 @@ class AuditConfig:
         )  # fmt: skip
         refuse_if(
             self.is_database != (self.table is not None),
-            "expected 'table' with PostgreSQL and LanceDB and with nothing else, found "
+            "expected 'table' with PostgreSQL (postgresql://HOST/DATABASE) and a folder of LanceDB, and with nothing "
+            "else, found "
             f"vectors={self.vectors} and table={self.table}",
             "vectors", "table",
         )  # fmt: skip

@@ -178,16 +178,20 @@ def adaptive(stored_md: Floats, original_md: Floats) -> tuple[str, Map]:
     held_md = (original_md[:cut] - mean_d) / std_d
     scores = []
     for name, fit in _FITS.items():
-        found_md = scaled(fit(stored_md[cut:], original_md[cut:])(stored_md[:cut]), original_md)
+        found_md = scaled(fit(stored_md[cut:], original_md[cut:])(stored_md[:cut]), length_of(original_md))
         scores.append((cosines((found_md - mean_d) / std_d, held_md).mean(), name, fit))
     _, name, fit = max(scores, key=lambda score: score[0])
     return name, fit(stored_md, original_md)
 
 
-def scaled(x_nd: Floats, like_md: Floats) -> Floats:
-    """Scale vectors to the median length of others."""
-    norms_n1 = np.maximum(np.linalg.norm(x_nd, axis=1, keepdims=True), 1e-12)
-    return np.asarray(x_nd / norms_n1 * np.median(np.linalg.norm(like_md, axis=1)))
+def length_of(x_nd: Floats) -> float:
+    """Compute the median length of vectors."""
+    return float(np.median(np.linalg.norm(x_nd, axis=1)))
+
+
+def scaled(x_nd: Floats, length: float) -> Floats:
+    """Scale vectors to a length."""
+    return np.asarray(x_nd / np.maximum(np.linalg.norm(x_nd, axis=1, keepdims=True), 1e-12) * length)
 
 
 def _identity(stored_md: Floats, original_md: Floats) -> Map:

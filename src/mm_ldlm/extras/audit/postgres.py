@@ -15,6 +15,8 @@ PIECE = 500
 """Rows that arrive together"""
 TIMEOUT = 10
 """Seconds in which the server has to answer the connection"""
+ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+"""A network that was lost is noticed after a minute, and not after hours"""
 _COLUMNS = """
 select a.attname, format_type(a.atttypid, null), a.attrelid::regclass::text,
   coalesce(a.attnum = any(i.indkey) and i.indnkeyatts = 1, false)
@@ -36,7 +38,7 @@ def opened(config: AuditConfig, *, seed: int, most: int) -> Opened:
         raise SourceError(needs("psycopg", config)) from None
     address, table = config.vectors or "", config.table or ""
     try:
-        connection = psycopg.connect(address, connect_timeout=TIMEOUT, application_name="mm-ldlm audit")
+        connection = psycopg.connect(address, connect_timeout=TIMEOUT, application_name="mm-ldlm audit", **ALIVE)
         connection.read_only = True
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         found = connection.execute(_COLUMNS, [table]).fetchall()

@@ -8,16 +8,20 @@ import heapq
 import logging
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import ConfigurationError, SourceError, mask, nearest, reason_of
+from mm_ldlm.core.progress import shown
 from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Opening, Row, Unusable
 from mm_ldlm.data.corpus.vectors import vector_of
+from mm_ldlm.data.latents.recognition import described
 from mm_ldlm.extras.audit.config import AuditConfig
 from mm_ldlm.extras.audit.items import Item, Opened, needs, no_column
 
@@ -25,6 +29,8 @@ log = logging.getLogger(__name__)
 
 FEWEST = 20
 """Fewest rows of an audit"""
+DESCRIBED = 200
+"""Most vectors of another dimension whose encoder is looked for"""
 MAX_ROW_BYTES = 10_000_000
 _SPARE = 1.2
 """Factor of the rows that a database is asked for, some of which may be unusable"""
@@ -75,14 +81,16 @@ def sample(config: AuditConfig, *, dim: int, seed: int) -> Sample:
         )
     opened, draw = _opened(config, seed), random.Random(seed)
     kept: list[tuple[float, int, Item]] = []
-    refused, first, read = Counter[str](), dict[str, str](), 0
-    for read, item in enumerate(opened.items, start=1):
+    refused, first, read, others = Counter[str](), dict[str, str](), 0, list[Any]()
+    for read, item in enumerate(shown(opened.items, desc="collection", unit="rows"), start=1):
         key = draw.random()
         try:
             usable = _usable(item, dim, number=read)
         except Unusable as error:
             refused[error.reason] += 1
             first.setdefault(error.reason, f"first: row {read}, {error.detail.replace('ingestion.', 'audit.')}")
+            if error.reason == "wrong_dimension" and len(others) < DESCRIBED and isinstance(item, Item):
+                others.append(item.vector)
             continue
         if len(kept) < config.sampled:
             heapq.heappush(kept, (-key, read, usable))
@@ -93,13 +101,23 @@ def sample(config: AuditConfig, *, dim: int, seed: int) -> Sample:
     if len(kept) < FEWEST:
         raise SourceError(
             f"{name}: expected at least {FEWEST} rows with a text and a vector of dimension {dim}, found {len(kept)} "
-            f"of {read:,} rows{f' ({lost})' if lost else ''}. Correct the collection, or choose the model of its "
-            "encoder (audit.model)."
+            f"of {read:,} rows{f' ({lost})' if lost else ''}{_described(others)}. Correct the collection, or choose "
+            "the model of its encoder (audit.model), or one with an adapter for it (mm-ldlm align)."
         )
     if refused:
         log.warning("%s: %d of %d rows are left out: %s", name, refused.total(), read, lost)
     ids, texts, vectors = zip(*(item for _, _, item in sorted(kept, reverse=True)), strict=True)
     return Sample(ids, texts, np.stack(vectors), name, opened.rows or read, read, dict(refused))
+
+
+def _described(vectors: Sequence[Any]) -> str:
+    """Describe vectors of another dimension, if they are those of a known encoder."""
+    same = [each for each in vectors if not isinstance(each, str) and len(each) == len(vectors[0])]
+    try:
+        found = described(np.array(same, np.float64))
+    except (TypeError, ValueError):
+        return ""
+    return found and f", which look like {found}"
 
 
 def _usable(item: Item | BadRow, dim: int, *, number: int) -> Item:
