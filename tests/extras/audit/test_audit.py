@@ -264,6 +264,7 @@ def test_a_trained_attacker_reads_its_form_and_is_the_strongest_if_it_reads_most
 
     monkeypatch.setattr(room, "model_of", lambda name: Trained())
     found = audit(config(collection, **few, attackers={"noise 9": "a"}), Oracle(), seed=0)  # type: ignore[arg-type]
+    assert "noise 9: a" in report(found)[0]
     lines = {line["name"]: line for line in found["forms"]}
     assert strongest(lines["noise 9"])["value"] == lines["noise 9"].pop("trained")["exact"]["value"] == 1
     assert strongest(lines["noise 9"])["value"] < 0.5

@@ -76,7 +76,7 @@ def forms(config: AuditConfig, vectors_nd: Floats, *, seed: int) -> Iterator[For
         kept = _truncated(max(1, round(part * d)))
         yield Form(f"first {max(1, round(part * d))} dimensions", "stored as", 4 * round(part * d), kept, kept)
     for decimals in config.decimals:
-        yield Form(f"rounded to {decimals} decimals", "defence", 4 * d, _rounded(decimals), same)
+        yield Form(f"rounded to {decimals} decimal{'s' * (decimals != 1)}", "defence", 4 * d, _rounded(decimals), same)
     for place, level in enumerate(config.noise):
         yield Form(f"noise {level:g}", "defence", 4 * d, _noised(level, [seed, place]), same, level=level)
     turned = _rotated(d, seed)

@@ -32,7 +32,11 @@ def report(results: Mapping[str, Any]) -> tuple[str, dict[str, go.Figure]]:
 
 
 def frontier(forms: Sequence[Mapping[str, Any]]) -> go.Figure:
-    """Plot the texts that the stronger attacker reads against the retrieval that is kept, a point for each form."""
+    """Plot the texts that the strongest attacker reads against the retrieval that is kept.
+
+    Each form is a point with its number in the table.
+    """
+    numbers = {form["name"]: str(number) for number, form in enumerate(forms, 1)}
     groups = {
         "stored as": (theme.REAL, [form for form in forms if form["group"] == "stored as"]),
         "noise": (theme.ONE_STEP, [form for form in forms if form["level"]]),
@@ -43,12 +47,15 @@ def frontier(forms: Sequence[Mapping[str, Any]]) -> go.Figure:
         best = [strongest(dict(form)) for form in some]
         traces.append(
             {
-                "type": "scatter", "mode": "lines+markers" if name == "noise" else "markers", "name": name,
+                "type": "scatter", "mode": "lines+markers+text" if name == "noise" else "markers+text",
+                "name": name,
                 "x": [form["recall"]["value"] for form in some], "y": [each["value"] for each in best],
                 "error_x": theme.bars([form["recall"] for form in some], colour),
-                "error_y": theme.bars(best, colour), "text": [form["name"] for form in some],
+                "error_y": theme.bars(best, colour), "text": [numbers[form["name"]] for form in some],
+                "textposition": "top right", "textfont": {"size": 11, "color": colour},
+                "hovertext": [form["name"] for form in some],
                 "marker": {"size": 10, "color": colour}, "line": {"color": colour, "width": 1, "dash": "dot"},
-                "hovertemplate": "<b>%{text}</b><br>recall@10 %{x:.1%} · exact %{y:.1%}<extra></extra>",
+                "hovertemplate": "<b>%{hovertext}</b><br>recall@10 %{x:.1%} · exact %{y:.1%}<extra></extra>",
             }
         )  # fmt: skip
     naive = [form for form in forms if form["naive"]["exact"] != form["adaptive"]["exact"]]
