@@ -50,6 +50,14 @@ def test_a_wrong_parameter_ends_a_run_before_its_first_node(tmp_path: Path, refu
     assert not any(tmp_path.iterdir())
 
 
+def test_a_variable_of_older_scripts_is_named_with_its_parameter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LEARNING_RATE", "1")
+    Session(tmp_path).run(one("params:training"))
+    assert "LEARNING_RATE is not read; use --params training.optimizer.lr=VALUE" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["run", "validation_report", "samples_l2t", "plot_lengths", "timings"])
 def test_a_pipe_in_the_place_of_an_artifact_is_never_opened(tmp_path: Path, name: str) -> None:
     session = Session(tmp_path)

@@ -20,7 +20,7 @@ from mm_ldlm.app.requests import COMMANDS
 from mm_ldlm.core import ConfigurationError
 from mm_ldlm.core.files import remove_temporaries
 from mm_ldlm.data.features import from_encoder, planned
-from mm_ldlm.distributed.environment import hosts
+from mm_ldlm.distributed.environment import given, hosts
 from mm_ldlm.distributed.launch import check_number, with_environment
 from mm_ldlm.pipelines import MAIN, PIPELINES, executed_by
 from mm_ldlm.training.config import refuse_empty_splits, splits_read
@@ -37,6 +37,12 @@ _OF_A_RUN = {"sampling", "evaluation", "reporting", "sts"}
 """Pipelines that use a run that is chosen by its path"""
 _REQUESTS = {"l2t": "invert texts.txt --search", "unconditional": "generate 5"}
 """Commands for a finished run by the use that it must have; the first that fits is shown"""
+_OLDER = {
+    "LEARNING_RATE": "training.optimizer.lr", "WARMUP_STEPS": "training.optimizer.warmup_steps",
+    "BATCH_SIZE": "training.batch.examples", "MAX_STEPS": "training.max_steps", "NUM_EPOCHS": "training.epochs",
+    "LOSS_TYPE": "objective.mode", "RUN_NAME": "training.run_name", "NUM_SAMPLES": "sampling.l2t.samples",
+}  # fmt: skip
+"""Environment variables of older scripts, and the parameters that have their place"""
 _FEW_STEPS = 100
 """A run of fewer steps has learned next to nothing."""
 
@@ -81,6 +87,8 @@ class ProjectHooks:
                 f"expected the SequentialRunner, found the {parallel[0]}: each node uses all cores itself, and nodes "
                 "share one model. Leave --runner out; training.launch.processes sets the processes of a training."
             )
+        for name in given(_OLDER):
+            log.warning("the environment variable %s is not read; use --params %s=VALUE", name, _OLDER[name])
         self._locks.close()
         self._catalog = catalog
         parameters, executed, found = catalog.load("parameters"), executed_by(pipeline), hosts()

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from mm_ldlm.core import ConfigurationError
 
@@ -161,3 +161,8 @@ def _int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
         raise ConfigurationError(
             f"expected a whole number in the environment variable {name}, found {value!r}. Correct or unset it."
         ) from None
+
+
+def given(names: Iterable[str]) -> list[str]:
+    """List the names of the variables that the environment has."""
+    return [name for name in names if name in os.environ]

@@ -244,8 +244,9 @@ def test_ids_of_other_programs_and_splits_are_kept(tmp_path: Path) -> None:
     ]  # fmt: skip
     held = opened(path, splits={"validation": "held_out", "train": "hash"})
     assert [row.split for row in held if isinstance(row, Row)] == ["held_out", None, None]
-    (path / "test_data.json").write_text('[{"text": "tested"}]')
+    (path / "test_data.json").write_text('[{"id": 12, "text": "tested"}]')
     tested = opened(path, splits={"validation": "held_out"})  # another split is for testing already
+    assert getattr(tested[0], "meta", None) == {"layout_id": "12"}
     assert [row.split for row in tested if isinstance(row, Row)] == ["test", "validation", "train", "train"]
     with pytest.raises(ConfigurationError, match="dev"):
         opened(path, splits={"dev": "train"})

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -180,6 +181,21 @@ print(run.uri)
 """
     runs = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [run.communicate()[0] for run in runs] == [f"sqlite:///{tmp_path}/x.db\n"] * 3
+
+
+def test_a_copied_database_writes_its_artifacts_beside_itself(tmp_path: Path) -> None:
+    def place(folder: str) -> str:
+        run = open_somewhere(
+            "sqlite:///x.db", root=tmp_path / folder, parent=None, experiment="e", name="n", parameters={}
+        )
+        assert run is not None
+        return str(run.client.get_run(run.run_id).info.artifact_uri)
+
+    (tmp_path / "first").mkdir()
+    first = [place("first"), place("first")]
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    for uri, folder in [*((uri, "first") for uri in first), *((place("second"), "second") for _ in range(2))]:
+        assert uri.startswith((tmp_path / folder).as_uri())
 
 
 def sent(root: Path, uri: str) -> list[str]:

@@ -87,6 +87,8 @@ class LayoutConfig(SourceConfig):
         return {split: words.get(to, to) for split, to in named.items()}
 
     def _row(self, folder: Folder, item: Item, row: Row, opening: Opening) -> Row:
+        if type(item.get("id")) is int:
+            item = {**item, "id": str(item["id"])}
         for key in ("id", "text", "text_path", "latent_path"):
             if (value := item.get(key)) is not None and not (isinstance(value, str) and is_storable(value)):
                 raise Unusable("wrong_type", f"'{key}' contains {value!r:.80}, expected text")

@@ -98,6 +98,15 @@ class MlflowRun:
         # MLflow's first access creates the tables of a database, and fails if another process does so at that time.
         with contextlib.nullcontext() if beside is None else wait(beside / ".mlflow.lock"):
             found = self.client.get_experiment_by_name(experiment)
+            if (
+                place
+                and found
+                and found.artifact_location.endswith("/mlartifacts")
+                and found.artifact_location != place
+            ):
+                # The database was copied, and its artifacts would go to the folder that it was copied from.
+                experiment = f"{experiment} in {beside}"
+                found = self.client.get_experiment_by_name(experiment)
             identity = found.experiment_id if found else self.client.create_experiment(experiment, place)
         # The view that an experiment opens in; without the tag MLflow asks, or guesses from the first run.
         self.client.set_experiment_tag(identity, "mlflow.experimentKind", "custom_model_development")
