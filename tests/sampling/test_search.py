@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.sampling.toys import MASK, PAD, rows
 
 from mm_ldlm.sampling.denoising import TextSample
-from mm_ldlm.sampling.search import Drafts, SearchConfig, _best, least_certain, search, with_spans
+from mm_ldlm.sampling.search import Drafts, SearchConfig, _best, least_certain, search, with_spans, with_swaps
 
 TARGETS = torch.tensor([[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [1, 1, 1, 1, 1, 1]])
 
@@ -72,7 +72,14 @@ def test_costs_are_counted():
 def test_a_search_within_calls_never_exceeds_them_and_more_calls_are_never_worse(
     calls, candidates, beam, rounds, infill, right
 ):
-    settings = {"candidates": candidates, "beam": beam, "rounds": rounds, "infill": infill, "good_enough": 0.99}
+    settings = {
+        "candidates": candidates,
+        "beam": beam,
+        "rounds": rounds,
+        "infill": infill,
+        "swap": infill / 2,
+        "good_enough": 0.99,
+    }
     within, more, free = (
         run(Bench(right), price=3, calls=most, **settings)[1] for most in (calls, calls + 7, None)
     )  # fmt: skip
@@ -216,6 +223,30 @@ def test_a_text_that_starts_too_short_grows_only_with_infill_and_without_given_t
     _, kept = run(Spelling(), canvas=held, infill=1.0, **settings)
     assert (kept.tokens[:, 2] == 7).all()
     assert (kept.tokens[:, 5] == PAD).all()
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.floats(0, 1), st.integers(0, 99))
+def test_a_swap_moves_words_of_the_parent_and_keeps_given_tokens(lengths, fraction, seed):
+    place_L = torch.arange(7)
+    real_TL = place_L < torch.tensor(lengths)[:, None]
+    parent = Drafts(torch.where(real_TL, place_L, PAD), -place_L * real_TL * 1.0, real_TL, torch.zeros(len(lengths)))
+    given = parent._replace(writable=real_TL & (place_L != 1))
+    other = parent._replace(tokens=torch.full_like(parent.tokens, 8))
+    for draft in (parent, given):
+        made, again_TL = with_swaps(
+            other, real_TL, parent=draft, fraction=fraction, pad_id=PAD, generator=rows(len(lengths), seed=seed)
+        )
+        for row, length in enumerate(lengths):
+            words = made.tokens[row, :length].tolist()
+            if words == [8] * length:
+                assert torch.equal(again_TL[row], real_TL[row])
+                continue
+            assert draft is parent or length < 2
+            assert sorted(words) == list(range(length)) != words
+            assert sum(b != a + 1 for a, b in itertools.pairwise(words)) <= 3, "two spans changed places"
+            assert made.log_probs[row, :length].tolist() == [-word for word in words]
+            moved = words[0] != 0
+            assert again_TL[row].nonzero().squeeze(1).tolist() == ([0, words.index(0)] if moved else [])
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))

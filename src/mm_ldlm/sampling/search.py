@@ -1,8 +1,8 @@
 """Search for the text whose embedding is nearest to a target latent, by remasking and re-embedding candidates.
 
 vec2text (arXiv:2310.06816) corrects a text with a second model. Here the diffusion model corrects it, by rewriting the
-least confident tokens, or a span whose length may change. The encoder determines which candidate is nearest. The calls
-of both are counted.
+least confident tokens, or a span whose length may change, or by moving words. The encoder determines which candidate is
+nearest. The calls of both are counted.
 
 B targets, T targets still searched, K candidates at the start, C children, W candidates kept (the beam), L positions;
 N = targets × candidates, flat.
@@ -46,6 +46,8 @@ class SearchConfig:
     """Scale of the Gumbel noise (nats) on the log-probabilities that rank the tokens; 0 always masks the same tokens"""
     infill: Fraction = 0.0
     """Fraction of the children in which a span is drawn again, with as many tokens, one fewer, or one or two more"""
+    swap: Fraction = 0.0
+    """Fraction of the children in which two neighbouring spans change places, which takes no model call"""
     steps: Steps = 1
     """Sampling steps of a child"""
     lengths: Repeats = 1
@@ -67,7 +69,7 @@ class SearchConfig:
         two = 2 if calls >= 4 * price else 1  # few children in many rounds find more than many in few
         return cls(
             candidates=two, rounds=min(calls, MOST_CANDIDATES), beam=two if calls >= 32 * price else 1,
-            lengths=min(two, lengths), infill=0.6 if lengths > 1 else 0.0, temperature=1.0, calls=calls,
+            lengths=min(two, lengths), infill=0.6 if lengths > 1 else 0.0, swap=0.25, temperature=1.0, calls=calls,
         )  # fmt: skip
 
     @property
@@ -207,6 +209,7 @@ class Search:
             if not rows.numel():
                 continue
             able, draft = live[rows], draft.pick(rows)
+            parent = draft
             stream = self.generator.select(able).fork(f"round {number} child {child}")
             again_TL = least_certain(
                 draft, fraction=config.remask_ratio, noise=config.remask_noise, generator=stream.fork("which")
@@ -215,6 +218,11 @@ class Search:
                 draft, again_TL = with_spans(
                     draft, again_TL, fraction=config.infill, widest=config.remask_ratio, mask_id=self.mask_id,
                     pad_id=self.pad_id, generator=stream.fork("span"),
+                )  # fmt: skip
+            if config.swap > 0:
+                draft, again_TL = with_swaps(
+                    draft, again_TL, parent=parent, fraction=config.swap, pad_id=self.pad_id,
+                    generator=stream.fork("swap"),
                 )  # fmt: skip
             sample = self.write(draft.tokens.masked_fill(again_TL, self.mask_id), able, stream, "child")
             log_probs_TL = torch.where(again_TL, sample.log_probs, draft.log_probs)
@@ -242,9 +250,10 @@ def search(
     `canvases_BKL` are the K starting canvases of each of B targets, which may differ in length. Their `[MASK]`
     positions are written and rewritten; all other positions are fixed. In each round a target keeps its `beam` best
     candidates and draws `candidates` children from them: a fraction `remask_ratio` of their least confident tokens is
-    masked again, or, in a fraction `infill` of the children, a span whose length may change. Parents compete with their
-    children, so the best cosine never decreases. `prices` are the largest numbers of model calls that `write` makes for
-    a text; with `config.calls` no text is begun that could exceed them, the first one excepted.
+    masked again, or, in a fraction `infill` of the children, a span whose length may change; in a fraction `swap` two
+    neighbouring spans change places instead. Parents compete with their children, so the best cosine never decreases.
+    `prices` are the largest numbers of model calls that `write` makes for a text; with `config.calls` no text is begun
+    that could exceed them, the first one excepted.
     """
     B = len(canvases_BKL)
     run = Search(
@@ -325,3 +334,29 @@ def with_spans(
     log_probs_TL = draft.log_probs.gather(1, from_TL).masked_fill(gone_TL, 0.0)
     again_TL = torch.where(chosen_T[:, None], span_TL, again_TL)
     return Drafts(tokens_TL, log_probs_TL, writable_TL, draft.cosines), again_TL
+
+
+def with_swaps(
+    draft: Drafts, again_TL: Tensor, *, parent: Drafts, fraction: float, pad_id: int, generator: RowGenerator
+) -> tuple[Drafts, Tensor]:
+    """Swap two neighbouring spans of `parent` instead, in a `fraction` of the texts that have no given tokens.
+
+    If the start of the text moves, its first word and the one that was first are selected, because of their capitals.
+    """
+    length_T, column_L = (
+        (parent.tokens != pad_id).sum(dim=1),
+        torch.arange(parent.tokens.shape[1], device=again_TL.device),
+    )
+    swap_T, *cuts = generator.uniform(4).unbind(dim=1)
+    cuts_T3 = (torch.stack(cuts, dim=1) * (length_T + 1)[:, None]).long().sort(dim=1).values
+    start_T1, middle_T1, end_T1 = cuts_T3.split(1, dim=1)
+    free_T = parent.writable.sum(dim=1) == length_T
+    chosen_T1 = (free_T & (swap_T < fraction))[:, None] & (start_T1 < middle_T1) & (middle_T1 < end_T1)
+
+    second_T1 = start_T1 + end_T1 - middle_T1  # where the first span goes
+    from_TL = column_L + torch.where(column_L < second_T1, middle_T1 - start_T1, middle_T1 - end_T1)
+    from_TL = torch.where((column_L >= start_T1) & (column_L < end_T1), from_TL, column_L)
+    first_TL = (start_T1 == 0) & ((column_L == 0) | (column_L == second_T1))
+    swapped = (parent.tokens.gather(1, from_TL), parent.log_probs.gather(1, from_TL), parent.writable)
+    chosen = [torch.where(chosen_T1, new, old) for new, old in zip(swapped, draft[:3], strict=True)]
+    return Drafts(*chosen, draft.cosines), torch.where(chosen_T1, first_TL, again_TL)
