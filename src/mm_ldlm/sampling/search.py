@@ -358,5 +358,8 @@ def with_swaps(
     from_TL = torch.where((column_L >= start_T1) & (column_L < end_T1), from_TL, column_L)
     first_TL = (start_T1 == 0) & ((column_L == 0) | (column_L == second_T1))
     swapped = (parent.tokens.gather(1, from_TL), parent.log_probs.gather(1, from_TL), parent.writable)
-    chosen = [torch.where(chosen_T1, new, old) for new, old in zip(swapped, draft[:3], strict=True)]
-    return Drafts(*chosen, draft.cosines), torch.where(chosen_T1, first_TL, again_TL)
+    tokens_TL, log_probs_TL, writable_TL = (
+        torch.where(chosen_T1, new, old) for new, old in zip(swapped, draft[:3], strict=True)
+    )
+    again_TL = torch.where(chosen_T1, first_TL, again_TL)
+    return Drafts(tokens_TL, log_probs_TL, writable_TL, draft.cosines), again_TL
