@@ -38,14 +38,15 @@ MALFORMED: list[tuple[str, bytes]] = [
 
 def run() -> list[dict[str, Any]]:
     """Return the rows of the benchmark, or none without a run."""
-    if not (DATA / "06_models" / "run.json").is_file():
+    runs = DATA / "06_models" / "runs"  # below DATA are runs of other environments too, which may be newer
+    if not runs.is_dir():
         print(f"  nothing to measure: found no run in {DATA.name}/. Start `kedro run` first.")
         return []
     from mm_ldlm import MMLDLM
     from mm_ldlm.data.dataset import Dataset
     from mm_ldlm.data.sentences import held_out
 
-    model = MMLDLM.from_run(DATA, device="cpu")
+    model = MMLDLM.from_run(runs, device="cpu")
     sentences = held_out(Dataset.open(DATA / "05_model_input" / "dataset"), count=200, seed=0)
     texts, latents = sentences.texts, sentences.latents
     valid: list[tuple[str, bytes]] = []
@@ -65,7 +66,7 @@ def run() -> list[dict[str, Any]]:
     for call in calls[:6]:
         call()
     loop = [_timed(calls[number % len(calls)]) for number in range(SINGLE)]
-    with serving() as (port, process):
+    with serving(runs) as (port, process):
         ask(port, valid[:6] * 4, clients=4)
         alone = ask(port, [valid[number % len(valid)] for number in range(SINGLE)], clients=1)
         every = [
@@ -136,9 +137,9 @@ def ask(port: int, requests: Sequence[tuple[str, bytes]], *, clients: int) -> Lo
 
 
 @contextmanager
-def serving() -> Iterator[tuple[int, psutil.Process]]:
-    """Start the service of the run in a process of its own, on a free port."""
-    words = [sys.executable, "-m", "mm_ldlm", "serve", str(DATA), "--port", "0", "--device", "cpu"]
+def serving(runs: Path) -> Iterator[tuple[int, psutil.Process]]:
+    """Start the service of the newest run in a process of its own, on a free port."""
+    words = [sys.executable, "-m", "mm_ldlm", "serve", str(runs), "--port", "0", "--device", "cpu"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         found = (re.search(r"http://127\.0\.0\.1:(\d+)", line) for line in process.stderr)

@@ -167,7 +167,9 @@ def test_kedro_viz_builds_offline_with_layers_and_previews(finished: Path, run_k
 def test_a_notebook_runs_on_the_finished_run(project: Path, finished: Path, name: str) -> None:
     notebook = nbformat.read(finished / "notebooks" / f"{name}.ipynb", as_version=4)
     environment = {**os.environ, "KEDRO_ENV": "test", "PYTHONPATH": str(project / "src")}
-    nbclient.NotebookClient(notebook, timeout=1800).execute(cwd=str(finished / "notebooks"), env=environment)
+    nbclient.NotebookClient(notebook, timeout=1800, startup_timeout=1800).execute(
+        cwd=str(finished / "notebooks"), env=environment
+    )
 
 
 @pytest.mark.parametrize("words", [("registry", "list"), ("catalog", "describe-datasets", "--env=test")])
