@@ -111,7 +111,7 @@ def test_a_kind_is_found_by_name_entry_point_and_import_path() -> None:
     [
         ({"kind": "cirkle"}, ("drawing.one.kind", "cirkle", "circle")),
         ({"kind": 3}, ("drawing.one.kind", "3")),
-        ({"radius": 3}, ("drawing.one.kind",)),
+        ({"radius": 3}, ("drawing.one", "kind")),
         ("circle", ("drawing.one", "circle")),
         ({"kind": "square"}, ("drawing.one.side",)),
         ({"kind": "circle", "side": 1}, ("drawing.one.side", "radius")),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gpu.test_kernels import relative_error
+from tests.gpu.test_layers import relative_error
 from tests.training import task
 from tests.training.faults import KIND
 from tests.training.ranks import train_on_ranks

@@ -27,6 +27,7 @@ import pydantic
 
 from mm_ldlm.core.credentials import mask
 from mm_ldlm.core.errors import MMLDLMError, StoreError, UnsafePathError
+from mm_ldlm.core.kinds import foreign_code
 from mm_ldlm.core.messages import escape, reason_of, shorten, show
 from mm_ldlm.core.typed import adapter
 
@@ -85,6 +86,14 @@ class InputFile:
         name = self.name or shorten(escape(mask(str(self.path))))
         raise self.error(f"{name}: expected {expected}, found {found}. {self.remedy}")
 
+    @contextlib.contextmanager
+    def parsing(self, expected: str, *errors: type[Exception]) -> Iterator[None]:
+        """Refuse a file whose content raises one of these errors."""
+        try:
+            yield
+        except errors as error:
+            self.refuse(expected, f"an error ({reason_of(error)})")
+
     def check(self) -> Path:
         """Return the path; refuse everything but a regular file."""
         if (fault := problem(self.path)) is not None:
@@ -135,10 +144,8 @@ class InputFile:
         from numpy.lib import format as npy
 
         path = self.check()
-        try:
+        with self.parsing("a .npy file of one array of numbers", Exception):  # see `array_in`
             found = npy.open_memmap(path, mode="r")
-        except Exception as error:  # see `array_in`
-            self.refuse("a .npy file of one array of numbers", f"an error ({reason_of(error)})")
         if found.offset + found.nbytes != path.stat().st_size:
             self.refuse(
                 "a .npy file of one array of numbers", f"{path.stat().st_size} bytes for {found.nbytes} of values"
@@ -172,10 +179,8 @@ def array_in(raw: bytes) -> npt.NDArray[Any]:
     from numpy.lib import format as npy
 
     file = io.BytesIO(raw)
-    try:
+    with foreign_code(ValueError):  # numpy's parser of the header raises errors of tokenize, ast and struct
         found: npt.NDArray[Any] = npy.read_array(file, allow_pickle=False)
-    except Exception as error:  # numpy's parser of the header raises errors of tokenize, ast and struct, among others
-        raise ValueError(reason_of(error)) from None
     if file.tell() != len(raw):
         raise ValueError(f"its array ends at byte {file.tell()}, it has {len(raw)} bytes")
     return found

@@ -165,15 +165,16 @@ def import_object(path: str, what: str) -> Any:
 
 
 @contextlib.contextmanager
-def foreign_code(refusal: Callable[[str], Exception]) -> Iterator[None]:
-    """Run code of another package: whatever it raises becomes `refusal(reason)`, also GeneratorExit and SystemExit.
+def foreign_code(refusal: Callable[[str], Exception], *errors: type[BaseException]) -> Iterator[None]:
+    """Run code of another package: what it raises becomes `refusal(reason)`, also GeneratorExit and SystemExit.
 
-    Errors raised on purpose, Ctrl-C and the SystemExit of a SIGTERM pass.
+    Errors raised on purpose, Ctrl-C and the SystemExit of a SIGTERM pass, and all but `errors` where these are given.
     """
     try:
         yield
     except BaseException as error:
-        if isinstance(error, (MMLDLMError, KeyboardInterrupt)) or getattr(error, "code", 0) == 128 + signal.SIGTERM:
+        passes = isinstance(error, (MMLDLMError, KeyboardInterrupt)) or not isinstance(error, errors or BaseException)
+        if passes or getattr(error, "code", 0) == 128 + signal.SIGTERM:
             raise
         raise refusal(reason_of(error)) from error
 

@@ -162,15 +162,10 @@ def parse_kind(kinds: Kinds, value: Any, *, at: str) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kinds.check(type(value), type(value).__name__, at=at)
         return value
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) or "kind" not in value:
         raise ConfigurationError(
             f"parameter '{at}': expected a mapping with the key 'kind', found {show(value)}. Choose "
             f"{with_article(kinds.what)}: {', '.join(kinds)}."
-        )
-    if "kind" not in value:
-        raise ConfigurationError(
-            f"parameter '{at}.kind' is missing and has no default. Choose {with_article(kinds.what)}: "
-            f"{', '.join(kinds)}."
         )
     found = kinds.find(value["kind"], at=at)
     return parse(found, {**value, "kind": kinds.name(found, value["kind"])}, at=at)

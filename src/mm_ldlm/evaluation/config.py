@@ -8,14 +8,13 @@ from typing import Annotated, Any, Literal
 from mm_ldlm.core import (
     CheckpointName,
     Device,
-    InvalidValue,
     PositiveInt,
     Repeats,
     Rows,
     RowsOrNone,
     bounded,
     config,
-    nearest,
+    refuse_if,
 )
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.sts_sets import Name, StsSource, load_sts
@@ -55,8 +54,7 @@ class BootstrapConfig:
 
 def refuse_repeated(names: Sequence[str], *keys: str) -> None:
     """Raise InvalidValue for `keys` if a name occurs twice."""
-    if len(set(names)) != len(names):
-        raise InvalidValue(f"expected different names, found {list(names)}", *keys)
+    refuse_if(len(set(names)) != len(names), f"expected different names, found {list(names)}", *keys)
 
 
 @config
@@ -89,11 +87,17 @@ class InversionConfig:
     def __post_init__(self) -> None:
         labels = [point.label for point in self.sweep]
         refuse_repeated(labels, "sweep")
-        if self.reference not in (None, *labels):
-            found = f"({labels}), found '{self.reference}'.{nearest(self.reference, labels)}".removesuffix(".")
-            raise InvalidValue(f"expected reference to be a label of the sweep {found}", "reference", "sweep")
-        if list(self.length_edges) != sorted(set(self.length_edges)):
-            raise InvalidValue(f"length_edges must increase, found {list(self.length_edges)}", "length_edges")
+        refuse_if(
+            self.reference not in (None, *labels),
+            f"expected reference to be a label of the sweep ({labels}), found '{self.reference}'",
+            "reference",
+            "sweep",
+        )
+        refuse_if(
+            list(self.length_edges) != sorted(set(self.length_edges)),
+            f"length_edges must increase, found {list(self.length_edges)}",
+            "length_edges",
+        )
 
 
 @config

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from mm_ldlm.core import EvaluationError, InvalidValue, Registry, bounded, config, nearest, show
+from mm_ldlm.core import EvaluationError, Registry, bounded, config, nearest, refuse_if, show
 from mm_ldlm.core.files import InputFile
 
 FORMATS = Registry("format of STS sets", {"stsb": "mm_ldlm.evaluation.sts_sets:read_stsb"}, "sts_formats")
@@ -80,9 +80,12 @@ class StsSource:
     published: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            known = ", ".join(FORMATS)
-            raise InvalidValue(f"expected {known}, found '{self.format}'.{nearest(self.format, FORMATS)}", "format")
+        known = ", ".join(FORMATS)
+        refuse_if(
+            self.format not in FORMATS,
+            f"expected {known}, found '{self.format}'.{nearest(self.format, FORMATS)}",
+            "format",
+        )
 
     def file(self, path: str | Path | None = None) -> InputFile:
         """Return the door to a file of the set; by default `path` itself."""

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from mm_ldlm.core import SamplingError, check, parse_kind, show
-from mm_ldlm.data.latents.recognition import described
+from mm_ldlm.core import SamplingError, check, foreign_code, parse_kind, show
+from mm_ldlm.data.latents.recognition import described, unit
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.limits import Draws, Steps
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS
@@ -49,16 +49,14 @@ def is_column(value: Any) -> bool:
 
 def listed(value: Any, *, name: str) -> list[Any]:
     """Return the items of a list, an iterator or one column as a list; everything else is refused."""
-    try:
+    with foreign_code(lambda reason: SamplingError(
+        f"{name}: expected a list or one column, found {type(value).__name__} ({reason})."
+    ), Exception):  # fmt: skip
         if isinstance(value, (pa.Array, pa.ChunkedArray)):
             return list(value.to_pylist())
         if isinstance(value, (str, bytes, Mapping, AbstractSet, pa.Table)) or not is_column(value):
             raise TypeError("not one column")
         return list(value)
-    except Exception as error:  # of an iterator or an object of the caller
-        raise SamplingError(
-            f"{name}: expected a list or one column, found {type(value).__name__} ({show(error, 100)})."
-        ) from None
 
 
 def check_lengths(counts: Sequence[int], texts: Sequence[str], *, most: int, of: str, name: str = "texts") -> None:
@@ -95,7 +93,9 @@ def check_tokens(ids: Any, texts: Any, *, shape: DataShape) -> list[Any]:
 
 def array_of(values: Any, *, name: str) -> npt.NDArray[Any]:
     """Convert real numbers (an array, a tensor, a column of vectors, nested lists) to an array; others are refused."""
-    try:
+    with foreign_code(lambda reason: SamplingError(
+        f"{name}: expected real numbers, in rows of one length, found {show(values, 100)} ({reason}). Correct it."
+    ), Exception):  # fmt: skip
         if isinstance(values, torch.Tensor):
             values = values.detach().cpu()
             values = (values.float() if values.is_floating_point() else values).numpy()
@@ -106,11 +106,6 @@ def array_of(values: Any, *, name: str) -> npt.NDArray[Any]:
             array = np.asarray(list(array))  # a column of pandas or Arrow with a vector in each row
         if not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
             raise TypeError(f"values of type {array.dtype}")
-    except Exception as error:  # what an object of the caller, numpy or torch raises
-        raise SamplingError(
-            f"{name}: expected real numbers, in rows of one length, found {show(values, 100)} "
-            f"({show(str(error), 60)}). Correct it."
-        ) from None
     return array
 
 
@@ -135,11 +130,9 @@ def vectors_of(values: Any, *, dim: int, name: str = "latents", count: int | Non
     return array
 
 
-def cosines_of(a_nd: Floats, b_nd: Floats) -> npt.NDArray[np.float64]:
+def cosines_of(a_nd: npt.NDArray[Any], b_nd: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Compute the cosine (n,) of each vector to the one of the same row, in float64; 0 for a zero vector."""
-    wide = [side_nd.astype(np.float64) for side_nd in (a_nd, b_nd)]
-    units = [side_nd / np.maximum(np.linalg.norm(side_nd, axis=1, keepdims=True), 1e-12) for side_nd in wide]
-    return np.einsum("nd,nd->n", *units)
+    return np.einsum("nd,nd->n", unit(a_nd), unit(b_nd))
 
 
 # --- samplers ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from mm_ldlm.core import (
     SamplingError,
     bounded,
     check,
+    foreign_code,
     parse,
     parse_kind,
     show,
@@ -127,7 +128,7 @@ def load_run(
     if (found / ADAPTER).is_dir():
         adapter = Adapter.load(found / ADAPTER)
         normalisers["normaliser"] = Adapted(adapter, normalisers["normaliser"])
-        name, own, load = adapter.encoder, load, None
+        name, own, load = adapter.about.encoder, load, None
         no_encoder = f"its latents are the vectors of {name or 'another encoder'}, read through an adapter."
     return Parts(
         model=root.objective.generative_model(root.model),
@@ -238,16 +239,14 @@ def dataset_folder(path: str | Path) -> Path:
 
 def _device(device: Any) -> torch.device:
     """Return a device that can compute; None is the first GPU if there is one, otherwise the CPU."""
-    try:
+    with foreign_code(lambda reason: SamplingError(
+        f"device: expected one of this machine, found {show(device, 60)} ({reason}). Choose cpu, cuda or cuda:N, or "
+        "None for the default."
+    )):  # fmt: skip
         chosen = (
             torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else torch.device(device)
         )
         torch.zeros(1, device=chosen).cpu()
-    except Exception as error:  # torch raises many kinds
-        raise SamplingError(
-            f"device: expected one of this machine, found {show(device, 60)} ({show(error, 100)}). Choose cpu, cuda or "
-            "cuda:N, or None for the default."
-        ) from None
     return chosen
 
 
@@ -261,13 +260,6 @@ def _encoder_of(config: dict[str, Any], expected: str, device: torch.device) -> 
 
     @functools.cache  # copies of a model share its encoder
     def load() -> Any:
-        encoder = load_encoder(parse_encoder(config), device=str(device), expected=expected or None)
-        if expected and encoder.fingerprint != expected:
-            raise FingerprintError(
-                f"expected the encoder with fingerprint {expected}, which made the latents of the run; found encoder "
-                f"'{config.get('name')}' with {encoder.fingerprint}, so its weights or settings differ. "
-                "Pass the original one as encoder=load_encoder(...)."
-            )
-        return encoder
+        return load_encoder(parse_encoder(config), device=str(device), expected=expected or None)
 
     return load, ""

@@ -11,7 +11,6 @@ from mm_ldlm.core import (
     ConfigurationError,
     Duration,
     Fraction,
-    InvalidValue,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -23,6 +22,7 @@ from mm_ldlm.core import (
     bounded,
     config,
     parse,
+    refuse_if,
     show,
     to_dict,
 )
@@ -67,11 +67,12 @@ class BatchConfig:
 
     def __post_init__(self) -> None:
         found = {name: getattr(self, name) for name in _SIZES if getattr(self, name) is not None}
-        if len(found) != 1:
-            listed = " and ".join(f"{name}={value}" for name, value in found.items()) or "none of them"
-            raise InvalidValue(
-                f"set exactly one of {', '.join(_SIZES)} and the others to null, found {listed}", *(found or _SIZES)
-            )
+        listed = " and ".join(f"{name}={value}" for name, value in found.items()) or "none of them"
+        refuse_if(
+            len(found) != 1,
+            f"set exactly one of {', '.join(_SIZES)} and the others to null, found {listed}",
+            *(found or _SIZES),
+        )
 
     def of_processes(self, world: int) -> Self:
         """Return this configuration with the size of the global batch of `world` processes instead of that per device.
@@ -245,37 +246,36 @@ class TrainingConfig:
     preflight: bool = True
 
     def __post_init__(self) -> None:
-        if self.max_steps is None and self.epochs is None and self.max_tokens is None:
-            raise InvalidValue(
-                "expected at least one limit of the training, found null for each: the learning-rate schedule needs "
-                "its last step. Set epochs or max_steps",
-                "max_steps",
-                "epochs",
-                "max_tokens",
-            )
-        if self.max_steps is not None and self.optimizer.warmup_steps > self.max_steps:
-            raise InvalidValue(
-                f"optimizer.warmup_steps must be at most max_steps ({self.max_steps}), found "
-                f"{self.optimizer.warmup_steps}",
-                "optimizer.warmup_steps",
-                "max_steps",
-            )
+        refuse_if(
+            self.max_steps is None and self.epochs is None and self.max_tokens is None,
+            "expected at least one limit of the training, found null for each: the learning-rate schedule needs "
+            "its last step. Set epochs or max_steps",
+            "max_steps",
+            "epochs",
+            "max_tokens",
+        )
+        refuse_if(
+            self.max_steps is not None and self.optimizer.warmup_steps > self.max_steps,
+            f"optimizer.warmup_steps must be at most max_steps ({self.max_steps}), found {self.optimizer.warmup_steps}",
+            "optimizer.warmup_steps",
+            "max_steps",
+        )
         if (best := self.checkpoint.best_metric) is not None:
             name = "validate_every" if best.startswith("validation/") else "log_every"
             interval, steps = getattr(self, name), self.checkpoint.every_steps
-            if interval == 0 or steps is None or steps % interval:
-                raise InvalidValue(
-                    f"checkpoint.best_metric {best!r} is measured every {name} = {interval} steps, checkpoints are "
-                    f"written every checkpoint.every_steps = {steps}: make the second a multiple of the first",
-                    "checkpoint.best_metric",
-                    "checkpoint.every_steps",
-                )
-        if self.run_name is not None and not FOLDER_NAME.fullmatch(self.run_name):
-            raise InvalidValue(
-                "run_name must be the name of a folder: 1 to 60 letters, no separators, no dot in front, and none of "
-                f"the other names in the folder of the runs (logs, training_spec.json), found {show(self.run_name)}",
-                "run_name",
+            refuse_if(
+                interval == 0 or steps is None or steps % interval,
+                f"checkpoint.best_metric {best!r} is measured every {name} = {interval} steps, checkpoints are "
+                f"written every checkpoint.every_steps = {steps}: make the second a multiple of the first",
+                "checkpoint.best_metric",
+                "checkpoint.every_steps",
             )
+        refuse_if(
+            self.run_name is not None and not FOLDER_NAME.fullmatch(self.run_name),
+            "run_name must be the name of a folder: 1 to 60 letters, no separators, no dot in front, and none of "
+            f"the other names in the folder of the runs (logs, training_spec.json), found {show(self.run_name)}",
+            "run_name",
+        )
 
     @property
     def steps(self) -> int:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, detokenise, load_tokenizer
+from mm_ldlm.data.corpus.detokenising import detokenise
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
 
 BERT = load_tokenizer(TokenizerConfig(max_length=64))
 RULES: dict[str, list[tuple[str, str]]] = {

@@ -46,7 +46,7 @@ def plain(d: int) -> Normaliser:
 def test_a_linear_relation_is_found_and_inverted(m: int, d: int, rank: int | None, seed: int) -> None:
     x, y = pairs(400, m, d, rank=rank, seed=seed)
     adapter, tried = fit_adapter(x[:300], y[:300] - 3, normaliser=plain(d), encoder="other")
-    assert adapter.cosine == max(tried.values()) > 0.98
+    assert adapter.about.cosine == max(tried.values()) > 0.98
     np.testing.assert_allclose(adapter.to_own(x[300:]), y[300:] - 3, atol=0.1)
     if d >= m and rank is None:
         np.testing.assert_allclose(np.linalg.norm(adapter.to_other(y[300:] - 3), axis=1), 1)
@@ -59,8 +59,8 @@ def test_few_pairs_of_a_rotation_choose_an_orthogonal_map() -> None:
     y = unit(x @ np.linalg.qr(random.normal(size=(40, 40)))[0] + 0.05 * random.normal(size=(300, 40)))
     found, _ = fit_adapter(x[:60], y[:60], normaliser=plain(40), encoder="other")
     more, _ = fit_adapter(x, y, normaliser=plain(40), encoder="other")
-    assert found.kind == "orthogonal"
-    assert more.cosine > found.cosine
+    assert found.about.kind == "orthogonal"
+    assert more.about.cosine > found.about.cosine
 
 
 def test_wrong_pairs_are_refused(refuses: Any) -> None:
@@ -177,4 +177,4 @@ def test_vectors_of_mpnet_are_named_and_mapped_to_those_of_minilm(tmp_path: Path
     y = load_encoder(LocalEncoderConfig(name="minilm", device="cpu")).encode(texts)
     assert named(x) == "all-mpnet-base-v2"
     adapter, tried = fit_adapter(x, y, normaliser=plain(384), encoder=named(x))
-    assert adapter.cosine == max(tried.values()) > 0.8
+    assert adapter.about.cosine == max(tried.values()) > 0.8

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from mm_ldlm.core import Bytes, Fraction, InvalidValue, PositiveInt, Rows, bounded, config
+from mm_ldlm.core import Bytes, Fraction, PositiveInt, Rows, bounded, config, refuse_if
 from mm_ldlm.data.corpus.duplicates import NearDuplicateConfig
 from mm_ldlm.data.corpus.filters import LengthConfig
 from mm_ldlm.data.corpus.record import UnicodeForm, normalise
@@ -70,27 +70,29 @@ class IngestionConfig:
 
     def __post_init__(self) -> None:
         labels = [source.label for source in self.sources]
-        if twice := {label for label in labels if labels.count(label) > 1}:
-            raise InvalidValue(
-                f"several sources are called {sorted(twice)}: give each source a different 'name'", "sources"
-            )
-        if len({source.weight is None for source in self.sources}) > 1:
-            raise InvalidValue(
-                "some sources have a weight and others none: give one to every source or to none", "sources"
-            )
+        refuse_if(
+            twice := {label for label in labels if labels.count(label) > 1},
+            f"several sources are called {sorted(twice)}: give each source a different 'name'",
+            "sources",
+        )
+        refuse_if(
+            len({source.weight is None for source in self.sources}) > 1,
+            "some sources have a weight and others none: give one to every source or to none",
+            "sources",
+        )
         for key, named in SHORT_FORMS.items():
             if (value := getattr(self, key)) is None:
                 continue
             if key.endswith("_column"):
                 value = str(value)
             fitting = [source for source in self.sources if hasattr(source, named) and (source.paths or key == "path")]
-            if len(fitting) != 1:
-                raise InvalidValue(
-                    f"'{key}' replaces the '{named}' of the only source with a path that has it, found {len(fitting)}. "
-                    f"Choose an environment for your own data (`--env=own_text --params ingestion.path=FILE`, or "
-                    "own_csv), or set ingestion.sources",
-                    key,
-                )
+            refuse_if(
+                len(fitting) != 1,
+                f"'{key}' replaces the '{named}' of the only source with a path that has it, found {len(fitting)}. "
+                f"Choose an environment for your own data (`--env=own_text --params ingestion.path=FILE`, or "
+                "own_csv), or set ingestion.sources",
+                key,
+            )
             changed = dataclasses.replace(fitting[0], **{named: (value,) if named == "columns" else value})
             sources = tuple(changed if source is fitting[0] else source for source in self.sources)
             object.__setattr__(self, "sources", sources)

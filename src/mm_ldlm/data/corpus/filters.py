@@ -10,11 +10,11 @@ import numpy as np
 
 from mm_ldlm.core import (
     ConfigurationError,
-    InvalidValue,
     PositiveInt,
     config,
     foreign_code,
     import_object,
+    refuse_if,
     show,
 )
 from mm_ldlm.data.corpus.sources import Unusable
@@ -33,8 +33,12 @@ class LengthConfig:
     def __post_init__(self) -> None:
         for unit in ("characters", "words"):
             low, high = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
-            if high is not None and high < low:
-                raise InvalidValue(f"max_{unit} {high} is below min_{unit} {low}", f"max_{unit}", f"min_{unit}")
+            refuse_if(
+                high is not None and high < low,
+                f"max_{unit} {high} is below min_{unit} {low}",
+                f"max_{unit}",
+                f"min_{unit}",
+            )
 
     def check(self, text: str) -> None:
         """Raise `Unusable` for a text that is out of bounds."""

@@ -3,7 +3,7 @@
 import struct
 from typing import Annotated, Literal
 
-from mm_ldlm.core import Fraction, InvalidValue, bounded, config
+from mm_ldlm.core import Fraction, bounded, config, refuse_if
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -22,10 +22,12 @@ class SplitConfig:
     key: Annotated[str, bounded(pattern=r"^[ -~]{1,64}$")] = "mm-ldlm"
 
     def __post_init__(self) -> None:
-        if self.validation + self.test >= 1:
-            raise InvalidValue(
-                f"validation + test = {self.validation + self.test:g} leaves no training text", "validation", "test"
-            )
+        refuse_if(
+            self.validation + self.test >= 1,
+            f"validation + test = {self.validation + self.test:g} leaves no training text",
+            "validation",
+            "test",
+        )
 
     def split_of(self, digest: bytes, *, held_out: bool = False) -> Split:
         """Return the split of a comparison digest, 16 bytes.

@@ -13,7 +13,6 @@ import importlib.util
 import itertools
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,9 +21,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core import ConfigurationError, InvalidValue, Size, StoreError, bounded, config, reason_of
+from mm_ldlm.core import ConfigurationError, Size, StoreError, bounded, config, foreign_code, refuse_if
 from mm_ldlm.core.files import InputFile, json_document, new_directory
 from mm_ldlm.data.corpus import byte_level
+from mm_ldlm.data.corpus.detokenising import detokenise
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
 FORMAT_VERSION = 1
@@ -69,17 +69,19 @@ class TokenizerConfig:
     reduce_vocabulary: bool = False
 
     def __post_init__(self) -> None:
-        if self.min_length > self.max_length:
-            raise InvalidValue(
-                f"min_length {self.min_length} is above max_length {self.max_length}", "min_length", "max_length"
-            )
-        if self.of_corpus and self.reduce_vocabulary:
-            raise InvalidValue(
-                f"'{OF_CORPUS}' is made from the training texts and keeps all bytes, so that no word is unknown: set "
-                "'reduce_vocabulary' to false",
-                "name",
-                "reduce_vocabulary",
-            )
+        refuse_if(
+            self.min_length > self.max_length,
+            f"min_length {self.min_length} is above max_length {self.max_length}",
+            "min_length",
+            "max_length",
+        )
+        refuse_if(
+            self.of_corpus and self.reduce_vocabulary,
+            f"'{OF_CORPUS}' is made from the training texts and keeps all bytes, so that no word is unknown: set "
+            "'reduce_vocabulary' to false",
+            "name",
+            "reduce_vocabulary",
+        )
 
     @property
     def of_corpus(self) -> bool:
@@ -257,12 +259,10 @@ class TextTokenizer:
         base_file, file = (InputFile(Path(directory) / name, remedy="Run ingestion again.") for name in _FILES)
         base_file.check()
         document = file.json(_Vocabulary)
-        try:
+        with base_file.parsing("a saved tokenizer", Exception):  # of the Rust library, or IndexError for ids outside
             base = Tokenizer.from_file(str(base_file.path))
             kept = None if document.kept is None else np.asarray(document.kept, np.int64)
             tokenizer = cls(base, max_length=document.max_length, kept=kept)
-        except Exception as error:  # the Rust library raises plain Exception, numpy IndexError for ids outside
-            base_file.refuse("a saved tokenizer", f"an error ({reason_of(error)})")
         if tokenizer.fingerprint != document.fingerprint:
             base_file.refuse(f"a tokenizer with fingerprint {document.fingerprint}", tokenizer.fingerprint)
         tokenizer.directory = Path(directory)
@@ -365,10 +365,8 @@ def base_from_path(path: Path, *, lowercase: bool) -> Any:
     if path.suffix == ".txt":
         return _from_vocabulary(path, lowercase=lowercase)
     file.check()
-    try:
+    with file.parsing("a tokenizer.json", Exception):  # the Rust library raises plain Exception
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # the Rust library raises plain Exception
-        file.refuse("a tokenizer.json", f"another file ({reason_of(error)})")
 
 
 def _file(path: Path) -> InputFile:
@@ -401,65 +399,10 @@ def _through_transformers(name: str, revision: str | None) -> Any:
     """Load a tokenizer of the hub, of its cache or of a folder by transformers."""
     from transformers import AutoTokenizer
 
-    try:
+    with foreign_code(lambda reason: ConfigurationError(
+        f"parameter 'tokenizer': expected a fast tokenizer at '{name}' on the Hugging Face hub, in its local cache or "
+        f"in this folder, found none ({reason}). Offline, copy its tokenizer.json into a folder and set "
+        "'tokenizer.path' to that folder."
+    )):  # fmt: skip
         loaded = AutoTokenizer.from_pretrained(name, revision=revision or "main", use_fast=True)
         return loaded.backend_tokenizer  # an AttributeError for a slow tokenizer
-    except Exception as error:  # transformers, huggingface_hub and the network raise many types
-        raise ConfigurationError(
-            f"parameter 'tokenizer': expected a fast tokenizer at '{name}' on the Hugging Face hub, in its local cache "
-            f"or in this folder, found none ({reason_of(error)}). Offline, copy its tokenizer.json into a folder and "
-            "set 'tokenizer.path' to that folder."
-        ) from None
-
-
-# -- spaces around punctuation -----------------------------------------------------------------------------------------
-
-# A WordPiece vocabulary does not record where spaces were: "the nurse's house" and "the nurse ' s house" have the same
-# tokens. `detokenise` writes them as English is usually written. It only removes and moves spaces next to punctuation,
-# so the text has the same tokens as before.
-_SPACING = [
-    (re.compile(pattern), new)
-    for pattern, new in (
-        (r" (?=[.,:;!?%)\]}…])", ""),
-        (r"(?<=[(\[{$€£#]) ", ""),
-        (r"- (?=-)", "-"),
-        (r"(?<=[\w\x00]) (['’]) (?=(?:s|t|d|m|re|ve|ll)\b)", r"\1"),
-        (r"(?<=\b[dljo]) (['’]) (?=[^\W\d_])", r"\1"),
-        (r"(?<=\w) ?([-/]) ?(?=\w)", r"\1"),
-        (r"(?<=\d)([.:]) (?=\d)", r"\1"),
-        (r"(?<=\d), (?=\d{3}\b)", ","),
-        (r"(?<=\b[^\W\d_]\.) (?=[^\W\d_]\.)", ""),
-    )
-]
-_POSSESSIVE = re.compile(r"(?<=s) '(?= )")
-_SPECIAL = re.compile(r"\[(?:MASK|UNK|PAD)\]")
-
-
-def detokenise(text: str) -> str:
-    """Remove the spaces around punctuation that a reader would not write; quotation marks open and close in turn."""
-    # [MASK] is a word here: its brackets must not attach to its neighbours.
-    specials = _SPECIAL.findall(text)
-    text = _SPECIAL.sub("\x00", text)
-    for pattern, new in _SPACING:
-        text = pattern.sub(new, text)
-    for mark in ('"', "'"):
-        text = _quoted(text, mark)
-    found = iter(specials)
-    return re.sub("\x00", lambda _: next(found), text)
-
-
-def _quoted(text: str, mark: str) -> str:
-    """Attach quotation marks that stand alone: the first opens, the next closes, and so on.
-
-    If their number is odd, a single apostrophe after "s" is that of a possessive plural, and others stay as they are.
-    """
-    alone = re.compile(rf"(?:(?<=[ (\[])|^){mark}(?=[ .,:;!?)]|$)")
-    if len(alone.findall(text)) % 2:
-        text = _POSSESSIVE.sub("'", text, count=1) if mark == "'" else text
-    if len(alone.findall(text)) % 2:
-        return text
-    parts = alone.split(text)
-    out = parts[0]
-    for number, part in enumerate(parts[1:]):
-        out = out + mark + part.removeprefix(" ") if number % 2 == 0 else out.removesuffix(" ") + mark + part
-    return out

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import StringConstraints
 
-from mm_ldlm.core import Kinds, parse_kind
+from mm_ldlm.core import FingerprintError, Kinds, parse_kind
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.cleaning import SideStore
@@ -221,8 +221,19 @@ def no_encoder(config: EncoderConfig) -> str | None:
 
 
 def load_encoder(config: EncoderConfig, *, device: str | None = None, expected: str | None = None) -> Encoder:
-    """Find and load the encoder that the parameters name; see `EncoderConfig.locate` and `EncoderConfig.load`."""
-    return config.load(config.locate(expected=expected), device=device)
+    """Find and load the encoder that the parameters name; see `EncoderConfig.locate` and `EncoderConfig.load`.
+
+    Raises:
+        FingerprintError: its fingerprint is not the one `expected`.
+    """
+    located = config.locate(expected=expected)
+    if expected not in (None, located.fingerprint):
+        raise FingerprintError(
+            f"encoder '{config.name}': expected the fingerprint {expected}, as when the latents were made, "
+            f"found {located.fingerprint}. Its files or settings changed, or differ between hosts: restore them, or "
+            "pass the original encoder as encoder=load_encoder(...)."
+        )
+    return config.load(located, device=device)
 
 
 # -- encoders with weights ---------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from mm_ldlm.core import AutoDevice, EncoderError, InvalidValue, Rows, Size, config, show, to_dict
+from mm_ldlm.core import AutoDevice, EncoderError, Rows, Size, config, foreign_code, refuse_if, show, to_dict
 from mm_ldlm.core.files import InputFile, inside
 from mm_ldlm.data.encoders.base import REGISTRY, Encoder, EncoderSpec, LocatedWeights, Pooling
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
@@ -64,24 +64,30 @@ class LocalEncoderConfig:
     def __post_init__(self) -> None:
         spec = REGISTRY.get(self.name)
         if spec is None:
-            if self.path is None and not _HUB_NAME.fullmatch(self.name):
-                raise InvalidValue(
-                    f"expected a name of the registry ({', '.join(REGISTRY)}) or of a model on the hub (owner/model), "
-                    f"found {show(self.name)}; set path to use a folder of sentence-transformers under any name",
-                    "name",
-                )
+            refuse_if(
+                self.path is None and not _HUB_NAME.fullmatch(self.name),
+                f"expected a name of the registry ({', '.join(REGISTRY)}) or of a model on the hub (owner/model), "
+                f"found {show(self.name)}; set path to use a folder of sentence-transformers under any name",
+                "name",
+            )
             return
         low, high = spec.truncation or (spec.dim or 0, spec.dim or 0)
-        if self.truncate_dim is not None and not low <= self.truncate_dim <= high:
-            raise InvalidValue(
-                f"expected null or a dimension that {self.name} was trained for, from {low} to {high}, found "
-                f"{self.truncate_dim}",
-                "truncate_dim",
-            )
-        if self.dtype == "float16" and spec.architecture == "t5_encoder":
-            raise InvalidValue("T5 overflows in float16; use bfloat16 or float32", "dtype")
-        if self.language is not None and spec.language is None:
-            raise InvalidValue(f"language={self.language!r}: {self.name} has no language setting", "language")
+        refuse_if(
+            self.truncate_dim is not None and not low <= self.truncate_dim <= high,
+            f"expected null or a dimension that {self.name} was trained for, from {low} to {high}, found "
+            f"{self.truncate_dim}",
+            "truncate_dim",
+        )
+        refuse_if(
+            self.dtype == "float16" and spec.architecture == "t5_encoder",
+            "T5 overflows in float16; use bfloat16 or float32",
+            "dtype",
+        )
+        refuse_if(
+            self.language is not None and spec.language is None,
+            f"language={self.language!r}: {self.name} has no language setting",
+            "language",
+        )
 
     @property
     def dim(self) -> int | None:
@@ -118,13 +124,11 @@ class LocalEncoderConfig:
         revision = None if self.path else self.revision or (spec.revision if spec else None)
         folder = _folder(self, source, revision)
         if spec is None:
-            try:
+            with foreign_code(lambda reason: EncoderError(
+                f"encoder {self.name!r}: the description of its modules in {folder} cannot be read ({reason}). Fetch "
+                "the model again."
+            ), AttributeError, IndexError, KeyError, TypeError, ValueError):  # fmt: skip
                 spec = _spec_of_folder(self.name, source, revision, folder)
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                raise EncoderError(
-                    f"encoder {self.name!r}: the description of its modules in {folder} cannot be read ({error}). "
-                    "Fetch the model again."
-                ) from None
         if self.path is None and revision == spec.revision:
             for name, digest in spec.digests:
                 if (found := file_sha256(folder / name) if (folder / name).is_file() else "no such file") != digest:
@@ -189,7 +193,12 @@ def _hub_folder(name: str, source: str, revision: str | None) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    try:
+    at = f" --revision {revision}" if revision else ""
+    with foreign_code(lambda reason: EncoderError(
+        f"encoder {name!r}: expected the model {source} in the cache {constants.HF_HUB_CACHE} or on the hub, found "
+        f"neither ({reason}). On a machine with network run `hf download {source}{at} --local-dir FOLDER`, copy the "
+        "folder here and set encoder.path to it."
+    ), OSError, HfHubHTTPError, HFValidationError, ValueError):  # fmt: skip
         for weights in _WEIGHTS:
             patterns = [*_SMALL_FILES, *weights]
             folder = Path(
@@ -198,14 +207,6 @@ def _hub_folder(name: str, source: str, revision: str | None) -> Path:
             if any(folder.rglob(weights[0])):
                 break
         return folder
-    except (OSError, HfHubHTTPError, HFValidationError, ValueError) as error:
-        at = f" at revision {revision}" if revision else ""
-        raise EncoderError(
-            f"encoder {name!r}: the model {source}{at} is neither in the cache {constants.HF_HUB_CACHE} nor "
-            f"reachable on the hub ({type(error).__name__}); on a machine with network run `hf download {source}"
-            f"{f' --revision {revision}' if revision else ''} --local-dir FOLDER`, copy the folder here and set "
-            "encoder.path to it."
-        ) from error
 
 
 def deciding_files(folder: Path) -> list[Path]:

@@ -20,31 +20,22 @@ ADAPTER = "adapter"
 """Folder of an exported run"""
 
 
+ARRAYS = ("mean_m", "bias_d", "matrix_md", "back_dm")
+"""Arrays of `adapter.safetensors`, besides those of the signature, whose names begin with `PREFIX`"""
+PREFIX = "signature."
+
+
 @json_document
-class Document:
-    """The file `adapter.json`: the fields of an `Adapter` that are not arrays."""
-
-    format_version: Literal[1]
-    kind: str
-    encoder: str
-    pairs: int
-    cosine: float
-    unit_norms: tuple[bool, bool]
-    typical: tuple[float, float]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Adapter:
-    """Map y = bias + (x - mean) M from the vectors x of another encoder, and its approximate inverse.
+class About:
+    """The file `adapter.json`.
 
     Attributes:
-        kind: how M was fitted.
+        kind: how the map was fitted.
         encoder: name of the other encoder.
         pairs: number of pairs that it was fitted on.
         cosine: mean cosine of mapped vectors to those of the run's encoder, on pairs that were held out.
         unit_norms: whether the vectors of the other encoder, and of the run's, have norm 1.
         typical: lowest and highest norm of mapped vectors in standardised space.
-        signature: signature of the other encoder; None if the pairs were too few.
     """
 
     kind: str
@@ -53,6 +44,18 @@ class Adapter:
     cosine: float
     unit_norms: tuple[bool, bool]
     typical: tuple[float, float]
+    format_version: Literal[1] = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Adapter:
+    """Map y = bias + (x - mean) M from the vectors x of another encoder, and its approximate inverse.
+
+    Attributes:
+        signature: signature of the other encoder; None if the pairs were too few.
+    """
+
+    about: About
     mean_m: Matrix
     bias_d: Matrix
     matrix_md: Matrix
@@ -62,24 +65,22 @@ class Adapter:
     def to_own(self, x_nm: npt.NDArray[Any]) -> Matrix:
         """Map vectors (n, m) of the other encoder to vectors (n, d) of the run's."""
         y_nd = self.bias_d + (x_nm - self.mean_m) @ self.matrix_md
-        return unit(y_nd) if self.unit_norms[1] else y_nd
+        return unit(y_nd) if self.about.unit_norms[1] else y_nd
 
     def to_other(self, y_nd: npt.NDArray[Any]) -> Matrix:
         """Map vectors (n, d) of the run's encoder to vectors (n, m) of the other."""
         x_nm = self.mean_m + (y_nd - self.bias_d) @ self.back_dm
-        return unit(x_nm) if self.unit_norms[0] else x_nm
+        return unit(x_nm) if self.about.unit_norms[0] else x_nm
 
     def save(self, directory: Path) -> None:
         """Write `adapter.safetensors` (float32), then `adapter.json`."""
         from safetensors.numpy import save
 
-        names = ("mean_m", "bias_d", "matrix_md", "back_dm")
-        arrays = {name: np.ascontiguousarray(getattr(self, name), np.float32) for name in names}
+        arrays = {name: np.ascontiguousarray(getattr(self, name), np.float32) for name in ARRAYS}
         if self.signature is not None:
-            arrays |= {f"signature.{name}": array for name, array in self.signature.arrays().items()}
-        about = [field.name for field in dataclasses.fields(Document)][1:]
+            arrays |= {f"{PREFIX}{name}": array for name, array in self.signature.arrays().items()}
         write_bytes(directory / "adapter.safetensors", save(arrays))
-        write_json(directory / "adapter.json", {"format_version": 1, **{name: getattr(self, name) for name in about}})
+        write_json(directory / "adapter.json", dataclasses.asdict(self.about))
 
     @classmethod
     def load(cls, directory: Path) -> Adapter:
@@ -88,16 +89,14 @@ class Adapter:
         from safetensors.numpy import load
 
         file = InputFile(directory / "adapter.json", remedy="Fit the adapter again (`mm-ldlm align`).")
-        about = dataclasses.asdict(file.json(Document))
-        del about["format_version"]
         raw = dataclasses.replace(file, path=directory / "adapter.safetensors").read()
-        try:
-            arrays = {name: array.astype(np.float64) for name, array in load(raw).items()}
-            parts = {name.partition(".")[2]: arrays.pop(name) for name in [*arrays] if name.startswith("signature.")}
-            signature = Signature.read(parts) if parts else None
-            return cls(**{**arrays, **about, "signature": signature})
-        except (KeyError, TypeError, ValueError, SafetensorError) as error:
-            file.refuse("an adapter", f"an error ({error})")
+        with file.parsing("an adapter", KeyError, TypeError, ValueError, SafetensorError):
+            arrays = load(raw)
+            signature = Signature.read(arrays, PREFIX) if f"{PREFIX}mean_d" in arrays else None
+            return cls(
+                about=file.json(About), signature=signature,
+                **{name: arrays[name].astype(np.float64) for name in ARRAYS},
+            )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,11 +113,11 @@ class Adapted:
 
     @property
     def typical(self) -> tuple[float, float]:
-        return self.adapter.typical
+        return self.adapter.about.typical
 
     @property
     def unit_norm(self) -> bool:
-        return self.adapter.unit_norms[0]
+        return self.adapter.about.unit_norms[0]
 
     @property
     def signature(self) -> Signature | None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.core import InvalidValue, Rows, Workers, WorkersOrNone, config
+from mm_ldlm.core import Rows, Workers, WorkersOrNone, config, refuse_if
 from mm_ldlm.data.engines import ENGINES, LocalEngineConfig
 from mm_ldlm.distributed.launch import HostsConfig
 
@@ -35,12 +35,12 @@ class ExtractConfig:
     launch: HostsConfig = HostsConfig()
 
     def __post_init__(self) -> None:
-        if not self.engine.here and self.processes:
-            raise InvalidValue(
-                f"expected 0, because the engine {self.engine.kind} decides how many tasks run at a time, found "
-                f"{self.processes}",
-                "processes",
-            )
+        refuse_if(
+            not self.engine.here and self.processes,
+            f"expected 0, because the engine {self.engine.kind} decides how many tasks run at a time, found "
+            f"{self.processes}",
+            "processes",
+        )
 
     def processes_on(self, device: str | None) -> int:
         """Return the number of processes on this host: as configured, or one for each GPU, or one."""

@@ -160,15 +160,13 @@ class Normaliser:
         about: Document = file.json(Document)
         arrays = dataclasses.replace(file, path=Path(directory) / "normaliser.safetensors").read()
         kept = dataclasses.replace(file, path=Path(directory) / _SIGNATURE)
-        try:
+        with file.parsing("a normaliser", ValueError, KeyError, TypeError, AttributeError, SafetensorError):
             signature = Signature.read(load(kept.read())) if Path(kept.path).is_file() else None
             found = cls(
                 kind=about.kind, unit_norm=about.unit_norm, rows=about.rows, constant=about.constant,
                 typical=about.typical, signature=signature, **load(arrays),
             )  # fmt: skip
             mark = found.fingerprint
-        except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-            file.refuse("a normaliser", f"an error ({error})")
         if mark != about.fingerprint:
             file.refuse(
                 f"the fingerprint {mark} of its numbers", f"{about.fingerprint}: they changed after they were saved"
@@ -243,6 +241,12 @@ def norms(standard_nd: npt.NDArray[Any]) -> Matrix:
     return np.asarray(np.sqrt(np.square(standard_nd.astype(np.float64)).mean(axis=1)))
 
 
+def typical_of(norms_n: Matrix) -> tuple[float, float]:
+    """Return the range of the norms of latents like those of training."""
+    low, high = np.quantile(norms_n, TYPICAL_QUANTILES)
+    return float(low / TYPICAL_MARGIN), float(high * TYPICAL_MARGIN)
+
+
 # -- fitting -----------------------------------------------------------------------------------------------------------
 
 
@@ -304,8 +308,7 @@ def calibrated(
     if len(rows) < TYPICAL_ROWS:
         return normaliser
     found = np.concatenate([norms(normaliser.standardise(piece)) for piece in _pieces(column, rows)])
-    low, high = np.quantile(found, TYPICAL_QUANTILES)
-    made = dataclasses.replace(normaliser, typical=(float(low / TYPICAL_MARGIN), float(high * TYPICAL_MARGIN)))
+    made = dataclasses.replace(normaliser, typical=typical_of(found))
     if fitted is None or len(fitted) < 2 * normaliser.dim:
         return made
     train_nd, held_nd = (

@@ -88,10 +88,6 @@ class Signature:
         part = min(max(part, 0.0), 0.99)
         return float(np.sqrt(part / (1 - part)))
 
-    def fits(self, unit_nd: Matrix) -> bool:
-        """Return whether vectors of length 1 use the axes as little as the encoder's do, up to the kind of text."""
-        return float(_typical(self.energies(unit_nd)).mean()) < RANDOM / 2
-
     def unlike(self, unit_nd: Matrix) -> npt.NDArray[np.bool_]:
         """Return which vectors (n,) of length 1 are like random ones for this encoder."""
         energies_nk, empty_k = self.energies(unit_nd), self.empty_k
@@ -107,9 +103,10 @@ class Signature:
         }
 
     @classmethod
-    def read(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Signature:
+    def read(cls, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> Signature:
         """Make a signature of the arrays of a file; KeyError, TypeError or ValueError for others."""
-        wide: dict[str, Any] = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+        names = [field.name for field in dataclasses.fields(cls)]
+        wide: dict[str, Any] = {name: np.asarray(arrays[f"{prefix}{name}"], np.float64) for name in names}
         return cls(**{**wide, "length": float(wide["length"].item())})
 
 
@@ -163,11 +160,9 @@ def known_encoders() -> dict[str, Signature]:
     """Read the signatures of known encoders by name."""
     from safetensors.numpy import load_file
 
-    found: dict[str, dict[str, Any]] = {}
-    for key, array in load_file(KNOWN).items():
-        name, _, part = key.rpartition(".")
-        found.setdefault(name, {})[part] = array
-    return {name: Signature.read(arrays) for name, arrays in found.items()}
+    arrays = load_file(KNOWN)
+    names = dict.fromkeys(key.rpartition(".")[0] for key in arrays)
+    return {name: Signature.read(arrays, f"{name}.") for name in names}
 
 
 def named(raw_nd: npt.NDArray[Any]) -> str:
@@ -176,7 +171,8 @@ def named(raw_nd: npt.NDArray[Any]) -> str:
     fitting = {
         name: float(each.energies(unit_nd).mean() / each.energies_k.mean())
         for name, each in known_encoders().items()
-        if each.dim == unit_nd.shape[1] and each.fits(unit_nd)
+        if each.dim == unit_nd.shape[1]
+        and _typical(each.energies(unit_nd)).mean() < RANDOM / 2  # whatever the kind of text
     }
     return min(fitting, key=lambda name: fitting[name]) if fitting else ""
 

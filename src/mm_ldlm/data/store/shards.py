@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_ldlm.core import StoreError
+from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.store.manifest import REMEDY, Manifest
 
 Rows = Any
@@ -227,24 +228,22 @@ class ShardStore:
         shard = self.manifest.shards[number]
         path = self.directory / shard.name
         shard.verify(self.directory)
-        try:
+        door = InputFile(path, remedy=REMEDY)
+        with door.parsing(
+            "a readable shard", pa.ArrowException, OSError, MemoryError, OverflowError, UnicodeError, ValueError
+        ):
             with pa.memory_map(str(path)) as file:  # an `mmap.mmap` would keep its descriptor
                 mapped = file.read_buffer()
             reader = pa.ipc.open_file(pa.BufferReader(mapped))
             batch = reader.get_batch(0)
             batch.validate()
             names = batch.schema.names
-        except (pa.ArrowException, OSError, MemoryError, OverflowError, UnicodeError, ValueError) as error:
-            raise StoreError(f"{path}: expected a readable shard, found an error ({error}). {REMEDY}") from None
-        if reader.num_record_batches != 1 or batch.num_rows != shard.rows:
-            raise StoreError(
-                f"{path}: expected one batch of {shard.rows} rows, found {reader.num_record_batches}, the first with "
-                f"{batch.num_rows}. {REMEDY}"
-            )
+        if (count := reader.num_record_batches) != 1 or batch.num_rows != shard.rows:
+            door.refuse(f"one batch of {shard.rows} rows", f"{count}, the first with {batch.num_rows}")
         columns = batch.schema if number == 0 else self.schema
         if not batch.schema.equals(columns) or len(set(names)) < len(names):
             wanted, found = (", ".join(f"{f.name}: {f.type}" for f in each) for each in (columns, batch.schema))
-            raise StoreError(f"{path}: expected the columns of the first shard, {wanted}, found {found}. {REMEDY}")
+            door.refuse(f"the columns of the first shard, {wanted}", found)
         self._maps[number], self._batches[number] = mapped, batch
         return batch
 
@@ -302,13 +301,12 @@ def _validate(array: pa.Array, *, path: Path, column: str) -> None:
     Raises:
         StoreError: The column is damaged.
     """
-    try:
+    door = InputFile(path, remedy=REMEDY)
+    with door.parsing(f"an intact column {column!r}", pa.ArrowException, UnicodeError, AttributeError):
         array.validate(full=True)
         parts = [array]
         while parts[-1].type.num_fields == 1:
             parts.append(parts[-1].values)
         nulls = sum(part.null_count for part in parts if not pa.types.is_string(part.type))
-    except (pa.ArrowException, UnicodeError, AttributeError) as error:
-        raise StoreError(f"{path}: column {column!r} is damaged ({error}). {REMEDY}") from None
     if nulls:
-        raise StoreError(f"{path}: expected no nulls in column {column!r}, found {nulls}. {REMEDY}")
+        door.refuse(f"no nulls in column {column!r}", str(nulls))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from mm_ldlm.core import EvaluationError, reason_of
+from mm_ldlm.core import EvaluationError, foreign_code
 from mm_ldlm.data.sentences import held_out, texts_of_split
 from mm_ldlm.evaluation.report.inputs import ReportInputs, described_sampler
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite, token_rows
@@ -168,14 +168,12 @@ class CausalModel:
     def __init__(self, name_or_path: str, *, revision: str | None = None, device: str = "cpu") -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        try:
+        with foreign_code(lambda reason: EvaluationError(
+            f"The causal model '{name_or_path}' cannot be loaded ({reason}). Give a hub name that this machine can "
+            "reach or has in its cache, or a local folder with model and tokenizer."
+        ), OSError, ValueError):  # fmt: skip
             self.tokenizer = AutoTokenizer.from_pretrained(name_or_path, revision=revision)
             model: Any = AutoModelForCausalLM.from_pretrained(name_or_path, revision=revision)
-        except (OSError, ValueError) as error:
-            raise EvaluationError(
-                f"The causal model '{name_or_path}' cannot be loaded ({reason_of(error)}). Give a hub name that this "
-                "machine can reach or has in its cache, or a local folder with model and tokenizer."
-            ) from error
         self.name, self.device, self.model = name_or_path, device, model.to(device).eval()
 
     def nll(self, texts: Sequence[str], *, batch_size: int = 16) -> tuple[np.ndarray, np.ndarray]:

@@ -49,4 +49,4 @@ def align(run: str | None, texts: str, vectors: str | None, encoder: str | None,
             export(source, Path(output), folders={ADAPTER: Path(stage) / ADAPTER})
         for choice, cosine in tried.items():
             click.echo(f"{choice}: cosine {cosine:.3f} on held-out pairs")
-        click.echo(f"{output}: {adapter.kind}, fitted on {adapter.pairs:,} pairs")
+        click.echo(f"{output}: {adapter.about.kind}, fitted on {adapter.about.pairs:,} pairs")

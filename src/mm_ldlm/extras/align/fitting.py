@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import SamplingError
-from mm_ldlm.data.latents.adapter import Adapter
-from mm_ldlm.data.latents.normaliser import TYPICAL_MARGIN, TYPICAL_QUANTILES, Normaliser, norms
+from mm_ldlm.data.latents.adapter import About, Adapter
+from mm_ldlm.data.latents.normaliser import Normaliser, norms, typical_of
 from mm_ldlm.data.latents.recognition import Matrix, Signature, unit
 
 LEAST = 50
@@ -106,15 +106,12 @@ def fit_adapter(
             "Check the order."
         )
     pairs = Pairs(x, y)
-    matrix_md = pairs.fit(chosen)
     back = Pairs(y, x).fit(Choice("ridge", ridge.penalty))
     units = bool(np.abs(np.linalg.norm(x, axis=1) - 1).max() < 1e-2), normaliser.unit_norm
-    signature = None
-    if len(x) >= 2 * x.shape[1] + 100:
-        signature = Signature.of(x[kept], x[held])
+    about = About(str(chosen), encoder, pairs=len(x), cosine=best[chosen], unit_norms=units, typical=(0.0, np.inf))
     adapter = Adapter(
-        kind=str(chosen), encoder=encoder, pairs=len(x), cosine=best[chosen], unit_norms=units, typical=(0.0, np.inf),
-        mean_m=pairs.mean_m, bias_d=pairs.bias_d, matrix_md=matrix_md, back_dm=back, signature=signature,
+        about=about, mean_m=pairs.mean_m, bias_d=pairs.bias_d, matrix_md=pairs.fit(chosen), back_dm=back,
+        signature=Signature.of(x[kept], x[held]) if len(x) >= 2 * x.shape[1] + 100 else None,
     )  # fmt: skip
-    low, high = np.quantile(norms(normaliser.standardise(adapter.to_own(x))), TYPICAL_QUANTILES)
-    return dataclasses.replace(adapter, typical=(float(low / TYPICAL_MARGIN), float(high * TYPICAL_MARGIN))), best
+    typical = typical_of(norms(normaliser.standardise(adapter.to_own(x))))
+    return dataclasses.replace(adapter, about=dataclasses.replace(about, typical=typical)), best

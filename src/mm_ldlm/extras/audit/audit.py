@@ -136,7 +136,7 @@ def encoder_cosine(found: Sample, model: "MMLDLM") -> float | None:
     if not embeds(model):
         log.warning("whether the vectors are those of the model's encoder is not checked: %s", model.no_encoder)
         return None
-    reached = 1.0 if model.no_encoder is None else float(model.normaliser.adapter.cosine)
+    reached = 1.0 if model.no_encoder is None else float(model.normaliser.adapter.about.cosine)
     vectors_nd = found.vectors_nd[:CHECKED]
     alike = float(np.median(model.cosines(found.texts[:CHECKED], vectors_nd)))
     if alike < ALIKE * reached:

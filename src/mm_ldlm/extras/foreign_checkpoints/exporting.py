@@ -7,7 +7,6 @@ configuration, the tokenizer and the normaliser.
 import shutil
 from pathlib import Path
 
-from mm_ldlm.core import CheckpointError
 from mm_ldlm.core.files import new_directory
 from mm_ldlm.extras.foreign_checkpoints import reading as legacy
 from mm_ldlm.inference.exporting import Source
@@ -18,21 +17,14 @@ _COUNTERS = ("step", "epoch", "batch_in_epoch", "examples", "tokens")
 
 
 def write_model_pt(source: Source, target: Path) -> None:
-    """Write the weights of a run to `target/model.pt`, without the states of optimizer and random generators.
-
-    Raises:
-        CheckpointError: the folder cannot be written.
-    """
+    """Write the weights of a run to `target/model.pt`, without the states of optimizer and random generators."""
     found = source.checkpoint
     config = next(place / CONFIG for place in (source.run, *found.parents[:2]) if (place / CONFIG).is_file())
     counters = folder.document(found, "training_state.json").get("state") or {}
     state = {key: counters[key] for key in _COUNTERS if key in counters}
-    try:
-        with new_directory(target) as new:
-            weights = "averaged" if source.averaged else "last"
-            legacy.write(new, source.tensors, {"step": folder.step_of(found), **state, "weights": weights})
-            shutil.copyfile(config, new / CONFIG)
-            for name, part in source.folders.items():
-                shutil.copytree(part, new / name)
-    except OSError as error:
-        raise CheckpointError(f"{target} cannot be written ({error.strerror}). Choose another folder.") from None
+    with new_directory(target) as new:
+        weights = "averaged" if source.averaged else "last"
+        legacy.write(new, source.tensors, {"step": folder.step_of(found), **state, "weights": weights})
+        shutil.copyfile(config, new / CONFIG)
+        for name, part in source.folders.items():
+            shutil.copytree(part, new / name)

@@ -140,16 +140,12 @@ def _write(
     }
     folders = {part.name: part for part in sorted(parts.iterdir()) if part.is_dir()}
     origin = {"file": found.file.name, "format": converted.format, "left_out": converted.left_out}
-    try:
-        with new_directory(run) as new:
-            written = {**config, "model": to_dict(model), "objective": to_dict(objective), "shape": to_dict(shape)}
-            write_json(new / CONFIG, {**written, "name": run.name, "imported": origin})
-            folder.write(
-                new / CHECKPOINTS, step, tensors=tensors,
-                documents={"training_state.json": document}, folders=folders,
-            )  # fmt: skip
-    except OSError as error:
-        raise CheckpointError(f"{run} cannot be written ({error.strerror}). Choose another folder.") from None
+    with new_directory(run) as new:
+        written = {**config, "model": to_dict(model), "objective": to_dict(objective), "shape": to_dict(shape)}
+        write_json(new / CONFIG, {**written, "name": run.name, "imported": origin})
+        folder.write(
+            new / CHECKPOINTS, step, tensors=tensors, documents={"training_state.json": document}, folders=folders
+        )
 
 
 # -- the format ddit ---------------------------------------------------------------------------------------------------
@@ -267,11 +263,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     import yaml  # the training hosts do not need it
 
-    text = InputFile(path, remedy="Give a YAML file.", error=CheckpointError).text()
-    try:
-        found = yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CheckpointError(f"{path}: cannot be read as YAML ({show(str(error), 200)}). Correct it.") from None
+    file = InputFile(path, remedy="Give a YAML file with a mapping.", error=CheckpointError)
+    with file.parsing("YAML", ValueError, RecursionError, yaml.YAMLError):
+        found = yaml.safe_load(file.text())
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: expected a mapping, found {show(found, 80)}. Correct it.")
+        file.refuse("a mapping", show(found, 80))
     return found

@@ -20,7 +20,7 @@ import httpx2
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core import ConfigurationError, EncoderError, InvalidValue, Size, bounded, config, show, to_dict
+from mm_ldlm.core import ConfigurationError, EncoderError, Size, bounded, config, refuse_if, show, to_dict
 from mm_ldlm.data.encoders.base import Encoder, LocatedEncoder, Name
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.extras.http_encoder import probes
@@ -80,21 +80,25 @@ class HttpEncoderConfig:
 
     def __post_init__(self) -> None:
         address = urllib.parse.urlsplit(endpoint(self.url))
-        if self.shorten and self.dim is None:
-            raise InvalidValue("expected dim, the number of dimensions to ask for, found null", "shorten", "dim")
+        refuse_if(
+            self.shorten and self.dim is None,
+            "expected dim, the number of dimensions to ask for, found null",
+            "shorten",
+            "dim",
+        )
         if self.key_variable is not None:
-            if not (self.key_variable.isascii() and self.key_variable.isidentifier()):
-                raise InvalidValue(
-                    "expected the name of an environment variable (letters, digits and '_'), found something else, "
-                    "which is not shown because it may be the key itself",
-                    "key_variable",
-                )
-            if address.scheme == "http" and not is_loopback(address.hostname or ""):
-                raise InvalidValue(
-                    f"a key is sent to {address.hostname} without encryption; use https, or set key_variable to null "
-                    "for a service without a key",
-                    "url",
-                )
+            refuse_if(
+                not (self.key_variable.isascii() and self.key_variable.isidentifier()),
+                "expected the name of an environment variable (letters, digits and '_'), found something else, "
+                "which is not shown because it may be the key itself",
+                "key_variable",
+            )
+            refuse_if(
+                address.scheme == "http" and not is_loopback(address.hostname or ""),
+                f"a key is sent to {address.hostname} without encryption; use https, or set key_variable to null "
+                "for a service without a key",
+                "url",
+            )
 
     @property
     def batching(self) -> dict[str, int]:
@@ -184,13 +188,17 @@ def endpoint(url: str) -> str:
         usable = parts.scheme in ("http", "https") and bool(httpx2.URL(url.strip()).host) and parts.port != 0
     except (ValueError, httpx2.InvalidURL):
         usable = False
-    if not usable or "@" in parts.netloc or parts.query or parts.fragment or not re.fullmatch("[!-~]+", parts.geturl()):
-        raise InvalidValue(
-            "expected an address such as https://host/v1, in ASCII, without spaces, user, password, query and "
-            "fragment, found another one, which is not shown because it may contain a key. Put the key into the "
-            "environment variable that key_variable names",
-            "url",
-        )
+    refuse_if(
+        not usable
+        or "@" in parts.netloc
+        or parts.query
+        or parts.fragment
+        or not re.fullmatch("[!-~]+", parts.geturl()),
+        "expected an address such as https://host/v1, in ASCII, without spaces, user, password, query and "
+        "fragment, found another one, which is not shown because it may contain a key. Put the key into the "
+        "environment variable that key_variable names",
+        "url",
+    )
     return parts._replace(path=f"{parts.path.rstrip('/').removesuffix('/embeddings')}/embeddings").geturl()
 
 

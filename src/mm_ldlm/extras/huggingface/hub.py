@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mm_ldlm.core import CheckpointError, reason_of
+from mm_ldlm.core import CheckpointError, foreign_code
 from mm_ldlm.core.files import write_text
 from mm_ldlm.training.checkpoints import folder
 
@@ -22,11 +22,9 @@ def upload(path: Path, name: str, *, private: bool) -> str:
     readme, api = path / "README.md", HfApi(library_name="mm-ldlm")
     if readme.is_file():  # its commands name the folder
         write_text(readme, readme.read_text(encoding="utf-8").replace(f'("{path.resolve().name}")', f'("{name}")'))
-    try:
+    with foreign_code(lambda reason: CheckpointError(
+        f"{name}: the hub did not accept the upload ({reason}). Check the name, your rights there and the network, "
+        "then give the same command again."
+    ), OSError, ValueError, HfHubHTTPError):  # fmt: skip
         api.create_repo(name, private=private, exist_ok=True)
         return str(api.upload_folder(repo_id=name, folder_path=path, commit_message="Upload an exported run"))
-    except (OSError, ValueError, HfHubHTTPError) as error:
-        raise CheckpointError(
-            f"{name}: the hub did not accept the upload ({reason_of(error)}). Check the name, your rights there and "
-            "the network, then give the same command again."
-        ) from None

@@ -7,9 +7,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mm_ldlm.core import SourceError, UnsafePathError
-from mm_ldlm.core.files import InputFile, check_name, inside, problem
+from mm_ldlm.core.files import InputFile, check_name
 from mm_ldlm.data.corpus.sources import Unusable
-from mm_ldlm.data.corpus.sources.base import SPLIT_WORDS
+from mm_ldlm.data.corpus.sources.base import SPLIT_WORDS, read_named
 from mm_ldlm.data.corpus.sources.delimited import parse_json
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
@@ -29,10 +29,8 @@ class Folder:
         if os.path.isdir(path):
             return
         file = InputFile(path, remedy="Give a folder or a .zip of the folder layout.", error=SourceError)
-        try:
+        with file.parsing("a folder or a .zip", zipfile.BadZipFile, NotImplementedError, ValueError):
             self._zip = zipfile.ZipFile(file.check())
-        except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
-            file.refuse("a folder or a .zip", f"another file, or a damaged one ({error})")
         for member in self._zip.infolist():
             member.filename = _plain(member.filename)
             name = check_name(path, member.filename).as_posix()
@@ -53,30 +51,23 @@ class Folder:
         """
         if name is None:
             raise Unusable("missing_column", "the list names no file")
+        most = -1 if max_bytes is None else max_bytes + 1
+        raw = read_named(self.path, name, most)[1] if self._zip is None else self._member(self._zip, name, most)
+        if max_bytes is not None and len(raw) > max_bytes:
+            raise Unusable("oversized", f"{name!r:.200} has more than {max_bytes} bytes", raw)
+        return raw
+
+    def _member(self, archive: zipfile.ZipFile, name: str, most: int) -> bytes:
         try:
-            raw = self._read(name, -1 if max_bytes is None else max_bytes + 1)
-        except (FileNotFoundError, NotADirectoryError):
+            check_name(self.path, name)
+            with archive.open(self._members[name]) as opened:
+                return opened.read(most)
+        except KeyError:
             raise Unusable("missing_file", f"{name!r:.200} does not exist") from None
         except UnsafePathError as error:
             raise Unusable("unsafe_path", error.detail) from None
         except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
             raise Unusable("unreadable_file", f"{name!r:.200}: {error}") from None
-        if max_bytes is not None and len(raw) > max_bytes:
-            raise Unusable("oversized", f"{name!r:.200} has more than {max_bytes} bytes", raw)
-        return raw
-
-    def _read(self, name: str, most: int) -> bytes:
-        if self._zip is None:
-            path = inside(self.path, name)
-            if os.path.lexists(path) and (fault := problem(path)) is not None:
-                raise UnsafePathError(self.path, name, fault)
-            with open(path, "rb") as file:
-                return file.read(most)
-        check_name(self.path, name)
-        if (member := self._members.get(name)) is None:
-            raise FileNotFoundError(name)
-        with self._zip.open(member) as opened:
-            return opened.read(most)
 
     def names(self, below: str) -> list[str]:
         """List everything below a folder, such as "texts", that is not a folder, sorted."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mm_ldlm.core import TrackingError, mask, reason_of
+from mm_ldlm.core import TrackingError, foreign_code, mask, reason_of
 from mm_ldlm.core.files import recorded, refuse_other
 from mm_ldlm.core.locks import wait
 
@@ -301,12 +301,10 @@ def resolved(uri: str, root: Path) -> str:
         return uri
     path = root.resolve() / uri.removeprefix(_SQLITE)  # an absolute path stays
     refuse_other(path, error=TrackingError)
-    try:
+    with foreign_code(TrackingError, OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent), open(path, "ab"):
             pass
-    except OSError as error:
-        raise TrackingError(reason_of(error)) from None
     return f"{_SQLITE}{path.as_posix()}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from mm_ldlm.core import EncoderError, InvalidValue, Size, config, to_dict
+from mm_ldlm.core import EncoderError, Size, config, refuse_if, to_dict
 from mm_ldlm.data.encoders.base import (
     ENCODERS,
     Encoder,
@@ -47,17 +47,17 @@ class PrecomputedEncoderConfig:
 
     def __post_init__(self) -> None:
         given: Any = self.for_new_texts
-        if isinstance(given, SourceVectors):
-            raise InvalidValue(
-                "expected an encoder that computes vectors (local or http), found one whose vectors are given",
-                "for_new_texts",
-            )
-        if (other := getattr(given, "dim", None)) not in (None, self.dim):
-            raise InvalidValue(
-                f"expected an encoder of dimension {self.dim}, like that of the given vectors, found "
-                f"'{given.name}' of dimension {other}",
-                "for_new_texts", "dim",
-            )  # fmt: skip
+        refuse_if(
+            isinstance(given, SourceVectors),
+            "expected an encoder that computes vectors (local or http), found one whose vectors are given",
+            "for_new_texts",
+        )
+        refuse_if(
+            (other := getattr(given, "dim", None)) not in (None, self.dim),
+            f"expected an encoder of dimension {self.dim}, like that of the given vectors, found dimension {other}",
+            "for_new_texts",
+            "dim",
+        )
 
     def vector_store(self, folder: Path) -> VectorStore:
         """Return the store that ingestion fills with the vectors of the sources."""

@@ -25,12 +25,12 @@ import mm_ldlm
 from mm_ldlm.core import (
     ConfigurationError,
     Duration,
-    InvalidValue,
     MMLDLMError,
     NonNegativeInt,
     WorkerFailed,
     config,
     reason_of,
+    refuse_if,
     show,
 )
 from mm_ldlm.extras.ray import task as ray_task
@@ -61,12 +61,12 @@ class RayEngineConfig:
     max_retries: NonNegativeInt = 3
 
     def __post_init__(self) -> None:
-        if self.address != "auto" and _parts(self.address) is None:
-            raise InvalidValue(
-                f"expected auto or HOST:PORT of the head of a Ray cluster, found {show(self.address)}; `kedro run` has "
-                "to run on a node of the cluster, and not as a client (ray://)",
-                "address",
-            )
+        refuse_if(
+            self.address != "auto" and _parts(self.address) is None,
+            f"expected auto or HOST:PORT of the head of a Ray cluster, found {show(self.address)}; `kedro run` has "
+            "to run on a node of the cluster, and not as a client (ray://)",
+            "address",
+        )
 
     @property
     def here(self) -> bool:

@@ -10,7 +10,7 @@ together (9,927 pairs). `StsSource.split` names the part.
 import re
 from pathlib import Path
 
-from mm_ldlm.core import EvaluationError, reason_of, show
+from mm_ldlm.core import EvaluationError, foreign_code, show
 from mm_ldlm.evaluation.sts_sets import GOLD, Pair, StsSet, StsSource, columns_of, from_pairs, read_rows, score_of
 
 SEMEVAL_SUBSETS: dict[str, tuple[str, ...]] = {
@@ -114,17 +114,15 @@ def read_hub(source: StsSource, seed: int) -> StsSet:
 
     target = source.path or HUB_SETS.get(source.name, "")
     saved = any((Path(target) / name).exists() for name in ("dataset_dict.json", "state.json"))
-    try:
+    with foreign_code(lambda reason: EvaluationError(
+        f"STS set '{source.name}': expected '{target}' (split '{source.split}') of the hub or a folder saved by "
+        f"`datasets`, found an error ({reason}). Without the hub, give a folder or the original files."
+    )):  # fmt: skip
         if saved:
             loaded = datasets.load_from_disk(target)
             rows = loaded[source.split] if isinstance(loaded, datasets.DatasetDict) else loaded
         else:
             rows = datasets.load_dataset(target, split=source.split, revision=source.revision)
-    except Exception as error:  # the hub raises many exceptions, which mean the same to the caller
-        raise EvaluationError(
-            f"STS set '{source.name}': expected '{target}' (split '{source.split}') of the hub or a folder saved by "
-            f"`datasets`, found an error ({reason_of(error)}). Without the hub, give a folder or the original files."
-        ) from error
     names = [name for name in rows.column_names if name != "subset"]
     a, b, gold = (names[i] for i in columns_of(source.file(target), names, ["sentence1"], ["sentence2"], GOLD))
     subsets = list(rows["subset"]) if "subset" in rows.column_names else None

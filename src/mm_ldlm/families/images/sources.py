@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core import Bytes, UnsafePathError, config
-from mm_ldlm.core.files import inside, problem
+from mm_ldlm.core.files import inside
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig, Unusable
-from mm_ldlm.data.corpus.sources.base import TableFilesConfig, damaged
+from mm_ldlm.data.corpus.sources.base import TableFilesConfig, damaged, excerpt, read_named
 from mm_ldlm.data.corpus.sources.delimited import CsvConfig, JsonlConfig, json_object
 from mm_ldlm.data.corpus.sources.lines import open_bytes
 from mm_ldlm.data.store.fingerprint import fingerprint
@@ -93,25 +93,15 @@ class ImageFolderConfig(ImageFilesConfig):
             try:
                 yield row if isinstance(row, BadRow) or not row.text else self._captioned(row, path.parent)
             except Unusable as error:
-                yield error.at(row.file, row.line)
+                yield error.at(row.file, row.line)._replace(excerpt=excerpt(row.text))
 
     def _captioned(self, row: Row, folder: Path) -> Row:
         meta = {**row.meta}
         name = meta.pop(self.image_column, None)
         if not isinstance(name, str) or not name:
             detail = f"column '{self.image_column}' contains {name!r:.80}, expected the path of an image"
-            raise Unusable("missing_column", detail, row.text)
-        try:
-            path = inside(folder, name)
-        except UnsafePathError as error:
-            raise Unusable("unsafe_path", f"image: {error.detail}", row.text) from None
-        if (fault := problem(path)) is not None:
-            raise Unusable("missing_file", f"image {name!r:.200} {fault}", row.text)
-        try:
-            with open(path, "rb") as file:
-                data = file.read(self.max_bytes + 1)
-        except OSError as error:
-            raise Unusable("unreadable_file", f"image {name!r:.200}: {error}", row.text) from None
+            raise Unusable("missing_column", detail)
+        path, data = read_named(folder, name, self.max_bytes + 1)
         return self.with_image(row._replace(meta=meta), path, data, {"file": str(path)})
 
     def describe(self, opening: Opening) -> Any:

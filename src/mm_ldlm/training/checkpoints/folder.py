@@ -127,20 +127,15 @@ def check(path: Path) -> Marker:
     """
     marker = _marker(path)
     exported = CONFIG in marker.files
-    remedy = AGAIN if exported else _OTHER
+    door = InputFile(path, error=CheckpointError, remedy=AGAIN if exported else _OTHER)
     if (named := NAME.fullmatch(path.name)) and int(named[1]) != marker.step:
-        raise CheckpointError(f"{path}: expected step {int(named[1])}, found step {marker.step} in {MARKER}. {remedy}")
+        door.refuse(f"step {int(named[1])}", f"step {marker.step} in {MARKER}")
     for name, promised in marker.files.items():
-        try:
-            file = _file(path, name)
-        except UnsafePathError as error:
-            raise CheckpointError(f"{path}/{MARKER}: {error.detail}. {remedy}") from None
+        file = _file(path, name)
         size = file.stat().st_size if file.is_file() else None
         if size != promised.bytes or file_sha256(file) != promised.sha256:
             found = "none" if size is None else f"{size} bytes" if size != promised.bytes else "another one"
-            raise CheckpointError(
-                f"{path}: expected the file {name} of {promised.bytes} bytes, found {found}: it is damaged. {remedy}"
-            )
+            door.refuse(f"the file {name} of {promised.bytes} bytes", f"{found}: it is damaged")
     for file in path.rglob("*"):
         inner = file.relative_to(path)
         if exported:
@@ -150,12 +145,16 @@ def check(path: Path) -> Marker:
         else:
             read = file.suffix in _READ
         if read and inner.as_posix() not in marker.files:
-            raise CheckpointError(f"{path}: expected {inner} in {MARKER}, found it added later. Remove it. {remedy}")
+            door.refuse(f"{inner} in {MARKER}", "it added later: remove it")
     return marker
 
 
 def _file(path: Path, name: str) -> Path:
-    """Return a file that the marker names; the snapshots of the hub's cache are links to `blobs` beside them."""
+    """Return a file that the marker names; the snapshots of the hub's cache are links to `blobs` beside them.
+
+    Raises:
+        UnsafePathError: it is not in the folder.
+    """
     if path.parent.name == "snapshots":
         return inside(path.parents[1], f"snapshots/{path.name}/{name}")
     return inside(path, name)
@@ -186,10 +185,8 @@ def step_of(path: Path) -> int:
 def tensors(path: Path, name: str) -> dict[str, Tensor]:
     """Read all tensors of one file to the CPU."""
     door = InputFile(path / name, error=CheckpointError, remedy=_remedy(path))
-    try:
+    with door.parsing("tensors", SafetensorError, OSError):
         return load_file(door.check())
-    except (SafetensorError, OSError) as error:
-        door.refuse("tensors", f"an error ({error})")
 
 
 def document(path: Path, name: str) -> dict[str, Any]:

@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from mm_ldlm.core import (
-    InvalidValue,
     Kinds,
     PositiveFloat,
     PositiveInt,
     SourceError,
+    UnsafePathError,
     bounded,
     config,
     nearest,
     reason_of,
+    refuse_if,
     setting,
 )
-from mm_ldlm.core.files import InputFile
+from mm_ldlm.core.files import InputFile, inside, problem
 from mm_ldlm.data.corpus.record import GROUP, LABEL, PAIR, is_storable, label_text
 from mm_ldlm.data.corpus.splits import Split
 from mm_ldlm.data.store.fingerprint import file_sha256
@@ -242,6 +243,24 @@ def damaged(path: Path, number: int, error: Exception) -> SourceError:
     )
 
 
+def read_named(folder: Path, name: str, most: int) -> tuple[Path, bytes]:
+    """Return the path and at most `most` bytes of a file in a folder, which a row names.
+
+    Raises:
+        Unusable: it is missing, not a regular file or not readable, or its name leads out of the folder.
+    """
+    try:
+        path = inside(folder, name)
+        if (fault := problem(path)) is not None:
+            raise Unusable("missing_file", f"{name!r:.200} {fault}")
+        with open(path, "rb") as file:
+            return path, file.read(most)
+    except UnsafePathError as error:
+        raise Unusable("unsafe_path", error.detail) from None
+    except OSError as error:
+        raise Unusable("unreadable_file", f"{name!r:.200}: {error}") from None
+
+
 # -- named columns -----------------------------------------------------------------------------------------------------
 
 
@@ -270,15 +289,19 @@ class ColumnsConfig(SourceConfig):
     vector_column: str | None = None
 
     def __post_init__(self) -> None:
-        if self.labels is not None and self.label_column is None:
-            raise InvalidValue("'labels' needs 'label_column'", "labels", "label_column")
+        refuse_if(
+            self.labels is not None and self.label_column is None,
+            "'labels' needs 'label_column'",
+            "labels",
+            "label_column",
+        )
         one = len(self.columns) == 1
-        if (self.pair_column and not one) or (self.vector_column and (self.pair_column or not one)):
-            raise InvalidValue(
-                "a vector belongs to one text, and a pair consists of two: expected one of 'columns' with "
-                f"'pair_column' or with 'vector_column', found {list(self.columns)}",
-                "columns",
-            )
+        refuse_if(
+            (self.pair_column and not one) or (self.vector_column and (self.pair_column or not one)),
+            "a vector belongs to one text, and a pair consists of two: expected one of 'columns' with "
+            f"'pair_column' or with 'vector_column', found {list(self.columns)}",
+            "columns",
+        )
 
     @property
     def required(self) -> list[str]:
@@ -407,8 +430,7 @@ class TableFilesConfig(ColumnsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.split and self.split_column:
-            raise InvalidValue("give 'split' or 'split_column', not both", "split", "split_column")
+        refuse_if(self.split and self.split_column, "give 'split' or 'split_column', not both", "split", "split_column")
 
     def split_of(self, fields: Mapping[str, Any]) -> str | None:
         if self.split_column is None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, BinaryIO, Literal, NamedTuple, cast
 import numpy as np
 import pyarrow as pa
 
-from mm_ldlm.core import InvalidValue, SourceError, checked, config
+from mm_ldlm.core import SourceError, checked, config, refuse_if
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.corpus.sources.base import (
     BadRow,
@@ -65,8 +65,11 @@ class TextConfig(SourceConfig):
     vectors: str | None = None
 
     def __post_init__(self) -> None:
-        if self.has_vectors and self.unit != "line":
-            raise InvalidValue("'vectors' needs 'unit' line: a row of the .npy file belongs to one line", "vectors")
+        refuse_if(
+            self.has_vectors and self.unit != "line",
+            "'vectors' needs 'unit' line: a row of the .npy file belongs to one line",
+            "vectors",
+        )
 
     @property
     def files(self) -> list[tuple[str, str]]:
