@@ -90,8 +90,11 @@ class ImageFolderConfig(ImageFilesConfig):
 
     def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
         for row in self.captions(path, opening):
+            if isinstance(row, BadRow) or not row.text:
+                yield row
+                continue
             try:
-                yield row if isinstance(row, BadRow) or not row.text else self._captioned(row, path.parent)
+                yield self._captioned(row, path.parent)
             except Unusable as error:
                 yield error.at(row.file, row.line)._replace(excerpt=excerpt(row.text))
 
