@@ -145,7 +145,9 @@ def check(path: Path) -> Marker:
         else:
             read = file.suffix in _READ
         if read and inner.as_posix() not in marker.files:
-            door.refuse(f"{inner} in {MARKER}", "it added later: remove it")
+            dataclasses.replace(door, remedy=f"Remove it. {door.remedy}").refuse(
+                f"{inner} in {MARKER}", "it added later"
+            )
     return marker
 
 
