@@ -59,6 +59,7 @@ ALTERED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "noise": ("noised", lambda x: noised(x, 0.2)),
     "float16": ("quantised", lambda x: x.astype(np.float16)),
     "eight bits": ("quantised", lambda x: rounded(x, 255)),
+    "three levels": ("quantised", lambda x: rounded(x, 3)),
     "signs": ("quantised", lambda x: np.where(x < 0, -1, 1) / DIM**0.5),
     "bytes": ("scaled", lambda x: np.round(x * 127 / np.abs(x).max()).astype(np.int8)),
     "another length": ("scaled", lambda x: x * 9),

@@ -198,7 +198,7 @@ def recognise(raw_nd: npt.NDArray[Any], own: Signature) -> Verdict:
     about: dict[str, Any] = {"form": form, "scale": scale, "level": max(level, error) if form or level > NOISE else 0.0}
     if not 2 / 3 < scale < 1.5 * np.sqrt(1 + level**2):  # noise makes vectors longer
         return Verdict("scaled", **about)
-    if (_typical(np.square(unit_nd))[-8:] == 0).all() and own.profile_d[-8:].min() > _NOTHING:
+    if (unit_nd[:, -8:] == 0).all(axis=1).mean() > 0.9 and own.profile_d[-8:].min() > _NOTHING:
         return Verdict("truncated", **about)  # and padded with zeros
     kind: Kind = "quantised" if form and level < 3 * error + NOISE else "noised" if level > NOISE else "own"
     return Verdict(kind, **about, unlike=own.unlike(unit(raw_nd)))
