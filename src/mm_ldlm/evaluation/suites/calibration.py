@@ -25,7 +25,7 @@ from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_of
 if TYPE_CHECKING:
     from mm_ldlm.evaluation.config import CalibrationConfig
 
-EVENTS = {"exact": "exact, as written", "up_to_case": "exact up to case", "content_words": "content words right"}
+EVENTS = {"exact": "exact as written", "up_to_case": "exact up to case", "content_words": "content words right"}
 """Event (`calibration.right_texts`) → its name in the report"""
 
 
@@ -75,7 +75,7 @@ class InversionCalibration(Suite):
         }
 
     def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
-        labels = {"error": "Calibration error, {}", "vouched_right": "Texts vouched for, of them {}"}
+        labels = {"error": "Calibration error, {}", "vouched_right": "Of the texts vouched for, {}"}
         return [
             Headline(f"calibration.{event}.{key}", label.format(name), "fraction", compared=False)
             for key, label in labels.items()
