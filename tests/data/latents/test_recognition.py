@@ -55,6 +55,7 @@ def rounded(x: Any, levels: int) -> Any:
 
 ALTERED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "as it is": ("own", lambda x: x),
+    "two vectors again and again": ("own", lambda x: x[np.arange(len(x)) % 2]),
     "another topic": ("own", lambda x: SPACE.draw(len(x), topic=0.3)),
     "noise": ("noised", lambda x: noised(x, 0.2)),
     "float16": ("quantised", lambda x: x.astype(np.float16)),

@@ -290,8 +290,9 @@ def _distance(found_d: Matrix, expected_d: Matrix) -> float:
 
 
 def _sample(raw_nd: npt.NDArray[Any]) -> Matrix:
-    """Take an even sample of at most `ROWS` vectors, in float64."""
-    return raw_nd[np.linspace(0, len(raw_nd) - 1, min(len(raw_nd), ROWS)).astype(int)].astype(np.float64)
+    """Take an even sample of at most `ROWS` vectors, each once, in float64."""
+    some_nd = raw_nd[np.linspace(0, len(raw_nd) - 1, min(len(raw_nd), ROWS)).astype(int)].astype(np.float64)
+    return some_nd[np.sort(np.unique(some_nd, axis=0, return_index=True)[1])]
 
 
 def unit(raw_nd: npt.NDArray[Any]) -> Matrix:
