@@ -302,7 +302,8 @@ def _refuse_text(text: str, where: str) -> None:
     if holds_credentials(text):
         raise ConfigurationError(
             f"{where}: found a password or a token in {show(text)}; parameters are stored with every run. Remove it "
-            "and set it in the environment: MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or HF_TOKEN."
+            "and set it in the environment: PGPASSWORD, HF_TOKEN, or MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD."
         )
 
 
