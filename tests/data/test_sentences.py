@@ -62,11 +62,3 @@ def test_what_a_dataset_does_not_have_is_refused(
     assert bare.some(2, seed=0).latents_nd is None
     with refuses(StoreError, "embedding,validation"):
         _ = bare.latents
-
-
-def test_records_and_tokens_of_other_rows_are_never_paired(write_dataset: Any, tmp_path: Path, refuses: Any) -> None:
-    made, other = (write_dataset(tmp_path / name, texts, SPLITS) for name, texts in (("a", TEXTS), ("b", TEXTS[::-1])))
-    made.require("index")
-    made._opened["tokens"] = other.tokens
-    with refuses(StoreError, other.tokens.directory):
-        held_out(made, count=4, seed=0)

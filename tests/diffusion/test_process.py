@@ -11,7 +11,8 @@ from tests.components import PROCESSES, SHAPE, labelled, process_of, stores_of
 from torch import Tensor
 
 from mm_ldlm.core import parse_kind
-from mm_ldlm.diffusion.process import TEXT_PROCESSES, Likelihood, TextProcess
+from mm_ldlm.diffusion.nelbo import Likelihood, integrate
+from mm_ldlm.diffusion.process import TEXT_PROCESSES, TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 
 V, L, PAD = SHAPE.vocab_size, SHAPE.max_length, SHAPE.pad_id
@@ -256,7 +257,7 @@ def test_the_nelbo_of_a_text_is_its_own(kind: str, options: dict[str, Any]) -> N
         seen.append(noisy_BL)
         return torch.zeros(int(scored_BL.sum()), V)
 
-    process.integrate(watch, tokens_BL, valid_BL, levels_KB, rows(8))
+    integrate(process, watch, tokens_BL, valid_BL, levels_KB, rows(8))
     assert not torch.equal(*seen), "every draw has noise of its own"
 
 

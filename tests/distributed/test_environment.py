@@ -77,7 +77,6 @@ def test_the_first_host_of_a_list_is_its_first_name(name: str, numbers: list[int
         (hosts, {"NNODES": "two"}, ("NNODES", "two")),
         (hosts, {"NNODES": "0"}, ("NNODES", 0)),
         (hosts, {"NPROC_PER_NODE": "-8"}, ("NPROC_PER_NODE", -8)),
-        (first_host, "[1-2]", ("[1-2]",)),
     ],
 )
 def test_numbers_that_cannot_be_are_refused_by_name(

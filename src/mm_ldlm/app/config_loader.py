@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import click
 import yaml
-from kedro.config import MissingConfigException, OmegaConfigLoader
+from kedro.config import OmegaConfigLoader
 from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
@@ -82,8 +82,6 @@ class LayeredConfigLoader(OmegaConfigLoader):
             if key == "catalog":
                 refuse_other_folders({**self._globals, **(self.runtime_params or {})})
             return super().__getitem__(key)
-        except (UnreadableConfiguration, MissingConfigException):
-            raise
         except ConfigurationError as error:
             raise UnreadableConfiguration(mask(str(error))) from None
         except (OmegaConfBaseException, ValueError, RecursionError, TypeError, AttributeError, OSError) as error:

@@ -313,8 +313,7 @@ class JsonDataset(JSONDataset):
 class RunDataset(JsonDataset):
     """JSON dataset of the reference {name, path, fingerprint, step, checkpoint, metrics} that the training saves.
 
-    `chosen`, the path of a run or of one of its checkpoints (`--params run=PATH`), replaces the file. Such a reference
-    is not saved.
+    `chosen`, the path of a run or of one of its checkpoints (`--params run=PATH`), replaces the file.
     """
 
     def __init__(self, *, filepath: str, chosen: str | None = None, **options: Any) -> None:
@@ -323,11 +322,6 @@ class RunDataset(JsonDataset):
 
     def load(self) -> Any:
         return super().load() if self._chosen is None else chosen_run(self._chosen)
-
-    def save(self, data: Any) -> None:
-        if self._chosen is not None:
-            raise DatasetError("a run that is chosen by its path is not trained. Remove `run` from --params.")
-        super().save(data)
 
     def _exists(self) -> bool:
         return self._chosen is not None or bool(super()._exists())

@@ -218,25 +218,17 @@ def commit(directory: str | Path, *, stores: Mapping[str, str | Path]) -> Datase
             their normalisers.
 
     Raises:
-        StoreError: a store is missing or damaged, or a required store is not named.
+        StoreError: a store is missing or damaged.
         FingerprintError: the stores were not made from one another.
     """
     directory = Path(directory)
     features = {name: feature_of(name) for name in stores if name in FEATURES}
-    required = {*REQUIRED, *(cls.normaliser_folder for cls in features.values() if cls.normaliser_folder)}
-    if missing := sorted(required - stores.keys()):
-        raise StoreError(f"{directory}: expected the store '{missing[0]}', found only {', '.join(stores)}. {_AGAIN}")
     entries: dict[str, Entry] = {}
     made_from: dict[str, dict[str, str]] = {}
     for name, folder in stores.items():
         path = Path(os.path.relpath(Path(folder).resolve(), directory.resolve())).as_posix()
         if Manifest.exists(folder):
             manifest = Manifest.read(folder)
-            expected = features[name].kind if name in features else name
-            if manifest.kind != expected:
-                raise StoreError(
-                    f"{folder}: expected a store of kind '{expected}', found '{manifest.kind}'. Name its folder."
-                )
             entries[name], made_from[name] = Entry(path, manifest.kind, manifest.fingerprint), manifest.fingerprints
         else:
             kind = name if name in REQUIRED else _NORMALISER

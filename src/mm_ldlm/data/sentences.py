@@ -94,19 +94,13 @@ def sample_rows(rows: Rows, count: int, *, seed: int) -> Rows:
 
 
 def read_sentences(dataset: Dataset, rows: Rows) -> Sentences:
-    """Read the sentences of these store rows; StoreError if records and tokens have different ids."""
+    """Read the sentences of these store rows."""
     record = dataset.records.table(rows)
-    ids = record.column("id").to_pylist()
-    if list(dataset.tokens.strings("id").take(rows)) != ids:
-        raise StoreError(
-            f"{dataset.tokens.directory}: the ids of the tokens differ from those of the records in "
-            f"{dataset.records.directory}. Run `kedro run --pipelines=ingestion,validation`."
-        )
     values, offsets = dataset.tokens.lists("input_ids").take(rows)
     tokens = tuple(tuple(int(v) for v in values[a:b]) for a, b in pairwise(offsets.tolist()))
     latents = dataset.require("latents").take(rows) if "latents" in dataset else None
-    texts, sources = (tuple(record.column(name).to_pylist()) for name in ("text", "source"))
-    return Sentences(tuple(ids), texts, sources, tokens, latents)
+    ids, texts, sources = (tuple(record.column(name).to_pylist()) for name in ("id", "text", "source"))
+    return Sentences(ids, texts, sources, tokens, latents)
 
 
 def rows_of_ids(dataset: Dataset, ids: Sequence[str]) -> Rows:

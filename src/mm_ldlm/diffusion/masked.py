@@ -11,7 +11,8 @@ from torch import Tensor
 
 from mm_ldlm.core import config
 from mm_ldlm.diffusion.distributions import TokenLosses, categorical
-from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, Vocabulary
+from mm_ldlm.diffusion.nelbo import Likelihood, Predict, integrate
+from mm_ldlm.diffusion.process import TextProcess, TextProcessConfig, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, LogLinear, MaskSchedule, SmallestTime
 from mm_ldlm.diffusion.times import stratified
@@ -108,8 +109,8 @@ class Absorbing(Masking):
         arXiv:2502.09992). The integral is over m because the times of training stop at t_min and a schedule masks at
         most a fraction 1 − α_1. Each text gets `draws` low-discrepancy mask ratios of its own.
         """
-        found = self.integrate(
-            predict, tokens_BL, valid_BL, stratified(draws, generator.fork("time")), generator,
+        found = integrate(
+            self, predict, tokens_BL, valid_BL, stratified(draws, generator.fork("time")), generator,
             time=self.schedule.time_of_mask_ratio, corrupt=self.mask,
         )  # fmt: skip
         assert found.cross_entropy_KB is not None

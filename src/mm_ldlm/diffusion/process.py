@@ -9,8 +9,6 @@ tokens kept at time t; 0 is clean, 1 is all noise.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -18,15 +16,10 @@ from torch import Tensor, nn
 
 from mm_ldlm.core import Kinds, NonNegativeInt, PositiveInt, config
 from mm_ldlm.diffusion.distributions import TokenLosses, forbid_, normalise_, token_loss
+from mm_ldlm.diffusion.nelbo import Likelihood, Predict, integrate
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.diffusion.times import antithetic, stratified
-
-Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(noisy_BL, t_B float32, scored_BL) → logits_MV at the scored positions, in row-major order.
-
-Each call returns a tensor of its own, because the process writes into it.
-"""
 
 
 @config
@@ -48,25 +41,6 @@ class Vocabulary:
     def word_ids(self) -> list[int]:
         """Ids that can occur in a text: all but [PAD] and [MASK]."""
         return [i for i in range(self.vocab_size) if i not in (self.pad_id, self.mask_id)]
-
-
-@dataclass(frozen=True)
-class Likelihood:
-    """Draws of the negative log-likelihood of B texts, float64; a single draw if it is exact.
-
-    The four other fields are statistics of a diffusion NELBO; they are None if the likelihood is exact.
-    """
-
-    nll_KB: Tensor
-    """nats; each is an unbiased draw of the NELBO, an upper bound on −log p(tokens | length), or the exact value"""
-    mask_ratio_KB: Tensor | None = None
-    """noise level in (0, 1]: the mask ratio where the noise is [MASK], otherwise the time or 1 − α_t"""
-    masked_KB: Tensor | None = None
-    """number of scored tokens: the masked ones where the noise is [MASK]"""
-    correct_KB: Tensor | None = None
-    """number of scored positions at which the model's most probable token is correct"""
-    cross_entropy_KB: Tensor | None = None
-    """nats: sum of −log x_θ(target) over the scored positions, without the weight of the NELBO"""
 
 
 class TextProcessConfig(Protocol):
@@ -206,52 +180,14 @@ class TextProcess(nn.Module, ABC):
         the prior exactly and x_0 is the clean text; other processes override this method and add their terms.
         """
         points = [self.nelbo_times(u_B) for u_B in stratified(draws, generator.fork("time"))]
-        return self.integrate(
-            predict, tokens_BL, valid_BL, [t_B for t_B, _ in points], generator,
+        return integrate(
+            self, predict, tokens_BL, valid_BL, [t_B for t_B, _ in points], generator,
             slopes_KB=[slope_B for _, slope_B in points],
         )  # fmt: skip
 
     def elbo_losses(self, logits_MV: Tensor, targets_M: Tensor, noisy_M: Tensor, t_M: Tensor) -> TokenLosses:
         """Compute the integrand of the NELBO over time; by default the loss of training."""
         return self.token_losses(logits_MV, targets_M, noisy_M, t_M)
-
-    def integrate(
-        self,
-        predict: Predict,
-        tokens_BL: Tensor,
-        valid_BL: Tensor,
-        levels_KB: Sequence[Tensor],
-        generator: RowGenerator,
-        *,
-        slopes_KB: Sequence[Tensor] | None = None,
-        time: Callable[[Tensor], Tensor] | None = None,
-        corrupt: Callable[[Tensor, Tensor, Tensor, RowGenerator], Tensor] | None = None,
-        losses: Callable[[Tensor, Tensor, Tensor, Tensor], TokenLosses] | None = None,
-    ) -> Likelihood:
-        """Draw an integral over a noise level at K levels (B,) in float64: times, or fractions of replaced tokens.
-
-        Args:
-            slopes_KB: the derivative of the level by the variable that the draws are uniform in; 1 by default.
-            time: level_B → the time t_B that the model receives; by default the level is the time.
-            corrupt: `corrupt` for levels.
-            losses: `elbo_losses` for levels, weighted by the integrand over the level.
-        """
-        corrupt, losses = corrupt or self.corrupt, losses or self.elbo_losses
-        found = []
-        for number, level_B in enumerate(levels_KB):
-            noisy_BL = corrupt(tokens_BL, valid_BL, level_B, generator.fork(number))
-            scored_BL = self.scored(noisy_BL, valid_BL)
-            t_B = level_B if time is None else time(level_B)
-            logits_MV = predict(noisy_BL, t_B.float(), scored_BL)
-            row_M, targets_M = scored_BL.nonzero()[:, 0], tokens_BL[scored_BL]
-            loss = losses(logits_MV, targets_M, noisy_BL[scored_BL], level_B[row_M])
-            weighted_M, nothing_B = loss.weighted_M.double(), torch.zeros_like(level_B)
-            if slopes_KB is not None:
-                weighted_M = weighted_M * slopes_KB[number][row_M]
-            correct_M, nll_M = (loss.best_M == targets_M).double(), loss.nll_M.double()
-            sums = [nothing_B.index_add(0, row_M, value_M) for value_M in (weighted_M, correct_M, nll_M)]
-            found.append((sums[0], level_B, scored_BL.sum(dim=1).double(), *sums[1:]))
-        return Likelihood(*(torch.stack(part) for part in zip(*found, strict=True)))
 
 
 TEXT_PROCESSES = Kinds(

@@ -112,12 +112,7 @@ def counts_hosts(environment: Mapping[str, str] | None = None) -> bool:
 
 def first_host(nodelist: str) -> str:
     """Return the first name of a SLURM node list: `gpu[03-05,9]` gives `gpu03`."""
-    match = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\])?", nodelist)
-    if match is None:
-        raise ConfigurationError(
-            f"expected a SLURM node list, found {nodelist!r}. Set MASTER_ADDR to the name of the first host."
-        )
-    return match.group(1) + (match.group(2) or "")
+    return re.sub(r"^([^,\[]*)(?:\[([^,\-\]]+))?.*", r"\1\2", nodelist)
 
 
 def host_name() -> str:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from mm_ldlm.core import SamplingError
-from mm_ldlm.diffusion.process import Likelihood, TextProcess
+from mm_ldlm.diffusion.nelbo import Likelihood
+from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.defaults import plain_defaults

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 
 import torch
 
-from mm_ldlm.core import ConfigurationError, StoreError, parse, to_dict
+from mm_ldlm.core import ConfigurationError, parse, to_dict
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.features import feature_of
@@ -153,10 +153,6 @@ def _resolved(training: TrainingConfig, dataset: Dataset, *, seed: int) -> Train
     of slightly other sizes.
     """
     lengths = dataset.lengths("train")
-    if not len(lengths):
-        raise StoreError(
-            f"{dataset.directory}: expected examples of split 'train', found none. Check ingestion.splits."
-        )
     refuse_empty_splits({"validation": len(dataset.rows("validation"))}, read=splits_read(training))
     batch, steps = limits(training, lengths, seed=seed, max_length=dataset.tokenizer.max_length)
     first = min(steps, key=lambda name: steps[name])

@@ -17,8 +17,8 @@ from tests.data.corpus.examples import word_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from mm_ldlm.core import ConfigurationError, StoreError, parse
-from mm_ldlm.data.corpus import byte_level
 from mm_ldlm.data.corpus import tokenizer as module
+from mm_ldlm.data.corpus import tokenizer_training
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer, split_text
 
 CORPUS = ["a cat sat on the mat", "the dog ran away, again!", "we bought seven apples"] * 5
@@ -38,7 +38,7 @@ def unigram() -> Tokenizer:
 
 MADE: dict[str, Callable[[], TextTokenizer]] = {
     "bert": lambda: load_tokenizer(TokenizerConfig(max_length=64)),
-    "byte_level": lambda: TextTokenizer(byte_level.train(CORPUS, vocab_size=300), max_length=64),
+    "byte_level": lambda: TextTokenizer(tokenizer_training.train(CORPUS, vocab_size=300), max_length=64),
     "unigram": lambda: TextTokenizer(unigram(), max_length=64),
     "words": lambda: word_tokenizer("a", "cat", "sat", "on", "the", "mat", max_length=64),
 }
@@ -169,7 +169,9 @@ def test_pieces_are_short_and_lose_nothing(words: list[str], max_length: int, wh
 def test_only_the_last_piece_of_a_document_is_much_shorter_than_allowed() -> None:
     """A word has more tokens at the start of a piece than inside the text; no single word is left over for it."""
     words = ["harbour", "captain", "lantern", "village"]
-    tokenizer = TextTokenizer(byte_level.train([f"a {word}" for word in words] * 20, vocab_size=320), max_length=8)
+    tokenizer = TextTokenizer(
+        tokenizer_training.train([f"a {word}" for word in words] * 20, vocab_size=320), max_length=8
+    )
     assert len(tokenizer.spans("harbour")) > 1
     lengths = [length for _, length in split_text(" ".join(words * 20), tokenizer, max_length=8)]
     assert min(lengths[:-1]) > 4

@@ -128,8 +128,6 @@ def test_columns_of_another_type_and_rows_that_are_none_are_refused(tmp_path: Pa
     for wanted in ([9], [-1], [[1]]):
         with refuses(StoreError):
             store.fixed("v").take(wanted)
-    with refuses(StoreError, "at most 1"):
-        store.lists("ids").padded(slice(None), pad=0, length=1)
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------

@@ -22,11 +22,9 @@ from tests.app.sessions import Session
 from mm_ldlm.core import ConfigurationError, TrackingError, parse
 from mm_ldlm.extras.mlflow import hooks
 from mm_ldlm.extras.mlflow.client import (
-    HEADLINE,
     MlflowRun,
     MlflowSink,
     metrics_of,
-    name_of,
     open_somewhere,
     resolved,
     within,
@@ -34,6 +32,7 @@ from mm_ldlm.extras.mlflow.client import (
 from mm_ldlm.extras.mlflow.commands import send_runs
 from mm_ldlm.extras.mlflow.config import TrackingConfig
 from mm_ldlm.extras.mlflow.hooks import NOTE, TrackingHooks
+from mm_ldlm.extras.mlflow.metric_names import HEADLINE, name_of
 from mm_ldlm.training.jsonl import Tracker
 
 SPEC = {"name": "run-1", "training": {"max_steps": 2}}

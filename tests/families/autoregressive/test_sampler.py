@@ -166,10 +166,8 @@ def test_settings_can_be_overridden():
         AutoregressiveSampler().override(steps=4)
 
 
-def test_a_model_of_another_interface_and_given_tokens_are_refused(model, refuses):
+def test_given_tokens_are_refused(model, refuses):
     canvas = torch.full((2, N), SHAPE.mask_id)
-    with refuses(SamplingError, "autoregressive"):
-        AutoregressiveSampler().sample(Canvas(denoise=object(), tokens=canvas, process=None, generator=rows(2)))
     with refuses(SamplingError, "autoregressive", 2):
         AutoregressiveSampler().sample(
             Canvas(

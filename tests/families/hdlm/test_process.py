@@ -99,12 +99,6 @@ def test_the_ids_of_clusters_follow_those_of_the_tokenizer() -> None:
     assert (float(times.min()), float(times.max())) == pytest.approx((0.1, 0.9), abs=1e-3)
 
 
-@pytest.mark.parametrize("clusters", [[0, 1, 0, 1, -1], [0, 1, 0, 1, 0, -1], [-1, 0, 1, -1, -1, -1]])
-def test_clusters_of_another_vocabulary_are_refused(clusters: list[int], refuses: Any) -> None:
-    with refuses(ConfigurationError, 4, V):
-        process(torch.tensor(clusters)[:, None])
-
-
 # -- clusters of words -------------------------------------------------------------------------------------------------
 
 

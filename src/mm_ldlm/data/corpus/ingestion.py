@@ -20,7 +20,7 @@ import pydantic
 from mm_ldlm.core import ConfigurationError, SourceError, check, foreign_code, show, to_dict
 from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.core.progress import shown
-from mm_ldlm.data.corpus import byte_level
+from mm_ldlm.data.corpus import tokenizer_training
 from mm_ldlm.data.corpus.cleaning import QUARANTINE_SCHEMA, Chunk, Counts, Merger, Preparation, SideStore
 from mm_ldlm.data.corpus.config import SHORT_FORMS, IngestionConfig
 from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, describe_function, load_function
@@ -132,7 +132,7 @@ def _tokenizer(
             if text is not None
         )
         inputs = fingerprint([made_by, tokens.vocab_size])
-        byte_level.keep(workspace, texts, vocab_size=tokens.vocab_size, made_by=inputs)
+        tokenizer_training.keep(workspace, texts, vocab_size=tokens.vocab_size, made_by=inputs)
     return load_tokenizer(tokens, workspace)
 
 

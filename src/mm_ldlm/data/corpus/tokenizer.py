@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from mm_ldlm.core import ConfigurationError, Size, StoreError, bounded, config, foreign_code, refuse_if
 from mm_ldlm.core.files import InputFile, json_document, new_directory
-from mm_ldlm.data.corpus import byte_level
+from mm_ldlm.data.corpus import tokenizer_training
 from mm_ldlm.data.corpus.detokenising import detokenise
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
@@ -320,7 +320,7 @@ def load_tokenizer(config: TokenizerConfig, records: Path | None = None) -> Text
     if config.path is not None:
         base = base_from_path(Path(config.path), lowercase=config.lowercase)
     elif config.of_corpus and records is not None:
-        base = byte_level.kept(records)
+        base = tokenizer_training.kept(records)
     else:
         base = base_from_name(config.name, revision=config.revision)
     return TextTokenizer(base, max_length=config.max_length)

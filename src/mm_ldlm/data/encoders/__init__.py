@@ -9,16 +9,15 @@ transformers are imported only when an encoder is loaded.
 
 from mm_ldlm.data.encoders.base import (
     ENCODERS,
-    REGISTRY,
     Encoder,
     EncoderConfig,
-    EncoderSpec,
     LocatedEncoder,
     load_encoder,
     no_encoder,
     parse_encoder,
 )
 from mm_ldlm.data.encoders.local import LocalEncoderConfig
+from mm_ldlm.data.encoders.specs import REGISTRY, EncoderSpec
 
 __all__ = [
     "ENCODERS",

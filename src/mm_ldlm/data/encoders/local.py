@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from mm_ldlm.core import AutoDevice, EncoderError, Rows, Size, config, foreign_code, refuse_if, show, to_dict
 from mm_ldlm.core.files import InputFile, inside
-from mm_ldlm.data.encoders.base import REGISTRY, Encoder, EncoderSpec, LocatedWeights, Pooling
+from mm_ldlm.data.encoders.base import Encoder
+from mm_ldlm.data.encoders.specs import REGISTRY, EncoderSpec, LocatedWeights, Pooling
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

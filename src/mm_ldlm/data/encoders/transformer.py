@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from mm_ldlm.core import EncoderError, reason_of
-from mm_ldlm.data.encoders.base import EncodedTokens, Encoder, LocatedWeights, Pooling
+from mm_ldlm.data.encoders.base import EncodedTokens, Encoder
+from mm_ldlm.data.encoders.specs import LocatedWeights, Pooling
 from mm_ldlm.data.inference_batches import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.distributed.process import choose_device
 

@@ -97,18 +97,9 @@ class ListColumn(Column):
         return np.array(array.flatten()), offsets - offsets[0]
 
     def padded(self, rows: Rows, *, pad: int, length: int) -> npt.NDArray[np.int64]:
-        """Return (n, `length`) int64, right-padded.
-
-        Raises:
-            StoreError: A row is longer than `length`.
-        """
+        """Return (n, `length`) int64, right-padded; no row is longer than `length`."""
         values, offsets = self.take(rows)
         lengths = np.diff(offsets)
-        if (longest := int(lengths.max(initial=0))) > length:
-            raise StoreError(
-                f"{self.store.directory}: expected at most {length} items per row of {self.name!r}, found {longest}. "
-                "Give a larger length."
-            )
         out = np.full((len(lengths), length), pad, np.int64)
         out[np.arange(length) < lengths[:, None]] = values
         return out

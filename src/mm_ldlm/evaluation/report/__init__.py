@@ -1,6 +1,6 @@
 """Report: metrics and tables become plotly figures and one self-contained HTML page.
 
 `inputs` defines the inputs of a report, `figures` draws (also for the catalog, so that kedro-viz previews the figures),
-`content` selects and words the content, and `page` fills the template. No number is computed here, and all text that
+and `page` fills the template. No number is computed here, and all text that
 comes from data is escaped.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import json
 import logging
 import re
@@ -81,7 +82,7 @@ class Headline:
     leading: bool = False
 
 
-class Suite:
+class Suite(abc.ABC):
     """One use of a run: its scores, headline numbers, figures and section of the report.
 
     Attributes:
@@ -109,12 +110,12 @@ class Suite:
         """Explain why the run cannot be evaluated by this suite; None if it can."""
         return None if self.use is None else given.model.capabilities.refusal(self.use)
 
+    @abc.abstractmethod
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
         """Score the run; return plain values for JSON, and the table of sentences of a suite with `row_columns`.
 
         Parts that the run cannot support are absent, and the list `left_out` has the reasons.
         """
-        raise NotImplementedError
 
     def numbers(self, metrics: Metrics) -> dict[str, Any]:
         """Choose the numbers of metrics.json: key → number, mapping with `value` and its interval, or None."""

@@ -6,14 +6,15 @@ sentence-transformers imports classes outside its own package only with `trust_r
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from mm_ldlm.core import EncoderError, MMLDLMError, foreign_code
 from mm_ldlm.core.files import InputFile, write_json, write_text
-from mm_ldlm.data.encoders.base import parse_encoder
+from mm_ldlm.data.encoders.base import load_encoder, parse_encoder
 from mm_ldlm.data.encoders.local import LocalEncoderConfig, deciding_files
+from mm_ldlm.data.encoders.specs import LocatedWeights
 from mm_ldlm.extras.huggingface.card import card
 from mm_ldlm.inference.exporting import Source, export
 from mm_ldlm.inference.loading import ENCODER
@@ -59,10 +60,9 @@ def stage_encoder(source: Source, stage: Path) -> dict[str, Any]:
     config = parse_encoder(source.config["encoder"]) if source.config.get("encoder") else None
     if not isinstance(config, LocalEncoderConfig):
         raise EncoderError("the run has no encoder with weights on this machine.")
-    located = config.locate()
+    encoder = load_encoder(config, device="cpu", expected=source.config["fingerprints"]["encoder"])
+    located = cast(LocatedWeights, encoder.located)
     files, spec = deciding_files(located.folder), located.spec
-    if located.fingerprint != source.config["fingerprints"].get("encoder"):
-        raise EncoderError(f"the encoder in {located.folder} is not the one that made the latents of the run.")
     if not (located.folder / MODULES).is_file() or any(file.suffix == ".bin" for file in files):
         raise EncoderError(f"the encoder in {located.folder} is not a sentence-transformers model in safetensors.")
     for file in files:
@@ -80,7 +80,7 @@ def stage_encoder(source: Source, stage: Path) -> dict[str, Any]:
         write_json(stage / name, document)
     from sentence_transformers import SentenceTransformer
 
-    expected_nd = config.load(located, device="cpu").encode(TEXTS)
+    expected_nd = encoder.encode(TEXTS)
     with foreign_code(lambda reason: EncoderError(f"sentence-transformers cannot load the encoder ({reason}).")):
         found_nd = SentenceTransformer(str(stage), device="cpu", local_files_only=True).encode(list(TEXTS))
     if found_nd.shape != expected_nd.shape or (

@@ -3,9 +3,6 @@
 MLflow's fluent interface would mark an interrupted run as FINISHED when the process exits; the client does not. MLflow
 retries requests for minutes; `settings.py` sets lower limits, and `within` bounds every exchange, whatever the store: a
 server that answers a byte per second, a locked database.
-
-MLflow sorts the names of metrics and draws one section of charts for everything before the last "/". A number of the
-training log or of `metrics.json` therefore has the number of its group in its name (`name_of`).
 """
 
 import contextlib
@@ -24,6 +21,7 @@ from typing import Any, TypeVar
 from mm_ldlm.core import TrackingError, foreign_code, mask, reason_of
 from mm_ldlm.core.files import recorded, refuse_other
 from mm_ldlm.core.locks import wait
+from mm_ldlm.extras.mlflow.metric_names import EVALUATION, HEADLINE, name_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -40,27 +38,6 @@ that uploads a folder"""
 _SQLITE = "sqlite:///"
 _LONGEST_DIGEST, _LONGEST_VALUE, _BATCH, _POINTS = 36, 6000, 100, 1000
 """MLflow's limits: characters of a digest and of a value, parameters and points of curves in one request"""
-HEADLINE, TRAINING, VALIDATION, EVALUATION, DIAGNOSTICS = (
-    "1_headline", "2_training", "3_validation", "4_evaluation", "5_diagnostics",
-)  # fmt: skip
-_OF_TRAINING = {"loss": "loss", "validation/loss": "validation_loss", "tokens_per_second": "tokens_per_second"}
-"""Headline numbers of the training log, and their names in the first group"""
-MOST_HEADLINES = 10 - len(_OF_TRAINING)
-"""Headline numbers of an evaluation: with those of the training there are ten."""
-_DIAGNOSTIC = (
-    "grad_norm/", "param_norm/", "update_ratio/", "grad_zeros/", "grad_nonfinite/", "attention_logit_max/",
-    "activation_rms/", "memory_peak_gib", "fp16_",
-)  # fmt: skip
-"""Beginnings of the keys of the diagnostics"""
-
-
-def name_of(key: str) -> str:
-    """Name a number of the training log, such as `loss`, `l2t/text_loss` or `validation/loss`."""
-    if key in _OF_TRAINING:
-        return f"{HEADLINE}/{_OF_TRAINING[key]}"
-    if key.startswith("validation/"):
-        return f"{VALIDATION}/{key.removeprefix('validation/')}"
-    return f"{DIAGNOSTICS if key.startswith(_DIAGNOSTIC) else TRAINING}/{key}"
 
 
 class MlflowRun:

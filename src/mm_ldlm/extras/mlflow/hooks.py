@@ -22,13 +22,13 @@ from mm_ldlm.extras.mlflow.client import (
     LOCAL,
     LONGEST_UPLOAD,
     METRICS,
-    MOST_HEADLINES,
     MlflowRun,
     MlflowSink,
     metrics_of,
     open_somewhere,
     within,
 )
+from mm_ldlm.extras.mlflow.metric_names import MOST_HEADLINES
 from mm_ldlm.pipelines import executed_by, name_of
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_in
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, EVALUATION, run_folder

@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from mm_ldlm.core import FingerprintError, StoreError
+from mm_ldlm.core import FingerprintError
 from mm_ldlm.data.encoders import EncoderConfig
 from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.extract import Job, commit, default_shard_rows
@@ -44,12 +44,6 @@ def take_over(
     for number in job.numbers(len(records)):
         if number not in done:
             rows = slice(*job.rows(number, len(records)))
-            ids = records.strings("id").take(rows)
-            if store.strings("id").take(rows) != ids:
-                raise StoreError(
-                    f"{vectors}: the ids of rows {rows.start} to {rows.stop - 1} are not those of the records. Run the "
-                    "ingestion pipeline again."
-                )
-            job.write(number, ids, store.fixed(COLUMN).take(rows))
+            job.write(number, records.strings("id").take(rows), store.fixed(COLUMN).take(rows))
     logger.info("%d vectors of '%s' from the sources became latents", len(records), located.name)
     return commit(job, located, rows=len(records))

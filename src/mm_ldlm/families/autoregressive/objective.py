@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from mm_ldlm.core import NonNegativeFloat, PositiveInt, SamplingError, config
 from mm_ldlm.diffusion.distributions import TokenLosses, normalise_, token_loss
-from mm_ldlm.diffusion.process import Likelihood, TextProcessConfig
+from mm_ldlm.diffusion.nelbo import Likelihood
+from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.autoregressive.model import NextTokenModel
 from mm_ldlm.models.base import DataShape
@@ -60,11 +61,9 @@ class AutoregressiveSampler(Overridable):
         """Write texts of at most L tokens. See `sampling.base.TextSampler.sample`.
 
         Raises:
-            SamplingError: the model is not autoregressive, or the canvas contains given tokens.
+            SamplingError: the model is a diffusion model, or the canvas contains given tokens.
         """
         require_fit(self, canvas)
-        if not isinstance(canvas.denoise, NextTokenModel):
-            raise SamplingError(unfit(self.kind, "a model that predicts the next token", None))
         if canvas.open is not None and not bool(canvas.open.all()):
             raise SamplingError(
                 f"sampler 'autoregressive' writes whole texts, found {int((~canvas.open).sum())} given tokens. Choose "

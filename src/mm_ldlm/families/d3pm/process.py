@@ -14,7 +14,8 @@ from torch import Tensor
 
 from mm_ldlm.core import Repeats, config
 from mm_ldlm.diffusion.masked import Masking, unmask_probability
-from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcessConfig, TokenLosses, Vocabulary
+from mm_ldlm.diffusion.nelbo import Likelihood, Predict, integrate
+from mm_ldlm.diffusion.process import TextProcessConfig, TokenLosses, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, LogLinear
 from mm_ldlm.diffusion.times import antithetic, stratified
@@ -79,7 +80,7 @@ class D3pm(Masking):
         the exact x_θ doubling T never raises it, and it is never below the NELBO of MDLM.
         """
         levels_KB = [self._on_grid(u_B) for u_B in stratified(draws, generator.fork("time"))]
-        found = self.integrate(predict, tokens_BL, valid_BL, levels_KB, generator)
+        found = integrate(self, predict, tokens_BL, valid_BL, levels_KB, generator)
         return dataclasses.replace(found, mask_ratio_KB=self.mask_probability(torch.stack(levels_KB)))
 
     def _on_grid(self, u: Tensor) -> Tensor:

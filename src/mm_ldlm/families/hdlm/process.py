@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mm_ldlm.core import ConfigurationError, bounded, config
+from mm_ldlm.core import bounded, config
 from mm_ldlm.diffusion.distributions import TokenLosses, categorical, normalise_
 from mm_ldlm.diffusion.masked import copy_tokens
 from mm_ldlm.diffusion.process import TextProcess, TextProcessConfig, Vocabulary
@@ -58,14 +58,7 @@ class Hdlm(TextProcess):
     def __init__(self, config: HdlmConfig, vocabulary: Vocabulary, *, cluster_of_V: Tensor) -> None:
         super().__init__(config, vocabulary)
         self.gamma = config.gamma
-        words, found = set(vocabulary.word_ids), cluster_of_V.tolist()
-        if len(found) != self.vocab_size or any((found[i] >= 0) != (i in words) for i in range(self.vocab_size)):
-            raise ConfigurationError(
-                f"expected a cluster for each of the {len(words)} words of a vocabulary of {self.vocab_size} ids and "
-                f"−1 for [PAD] and [MASK], found {len(found)} ids, {sum(each >= 0 for each in found)} with a cluster. "
-                "The clusters belong to another tokenizer: run `kedro run --pipelines=embedding,validation`."
-            )
-        self.noise_ids = max(found) + 1
+        self.noise_ids = int(cluster_of_V.max()) + 1
         self.register_buffer("cluster_of_V", cluster_of_V, persistent=False)  # checkpoints have the store itself
 
     # -- training ---------------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from torch import Tensor
 from mm_ldlm.core import config
 from mm_ldlm.diffusion.distributions import TokenLosses, categorical
 from mm_ldlm.diffusion.masked import Masking, unmask_probability
-from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, Vocabulary
+from mm_ldlm.diffusion.nelbo import Likelihood, Predict, integrate
+from mm_ldlm.diffusion.process import TextProcess, TextProcessConfig, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, LogLinear, MaskSchedule, SmallestTime
 from mm_ldlm.diffusion.times import stratified
@@ -120,15 +121,16 @@ class Sedd(TextProcess):
         the model receives its first or last time.
         """
         largest, power = self.largest_level, self.level_power
+        levels_KB = [largest * u_B**power for u_B in stratified(draws, generator.fork("time"))]
 
         def losses(output_MV: Tensor, targets_M: Tensor, noisy_M: Tensor, level_M: Tensor) -> TokenLosses:
             found = self.score_entropy(output_MV, targets_M, noisy_M, level_M)
             slope_M = power * largest * (level_M / largest) ** (1 - 1 / power)  # dm/du
             return found._replace(weighted_M=found.weighted_M * slope_M.float())
 
-        found = self.integrate(
-            predict, tokens_BL, valid_BL, [largest * u_B**power for u_B in stratified(draws, generator.fork("time"))],
-            generator, time=self.schedule.time_of_mask_ratio, corrupt=self.corrupt_at, losses=losses,
+        found = integrate(
+            self, predict, tokens_BL, valid_BL, levels_KB, generator,
+            time=self.schedule.time_of_mask_ratio, corrupt=self.corrupt_at, losses=losses,
         )  # fmt: skip
         return dataclasses.replace(found, nll_KB=found.nll_KB + self.prior_term(valid_BL))
 

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from mm_ldlm.core import config
 from mm_ldlm.diffusion.distributions import TokenLosses, categorical, forbid_
-from mm_ldlm.diffusion.process import Likelihood, Predict, TextProcess, TextProcessConfig, Vocabulary
+from mm_ldlm.diffusion.nelbo import Likelihood, Predict
+from mm_ldlm.diffusion.process import TextProcess, TextProcessConfig, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, LogLinear, SmallestTime
 

@@ -2,8 +2,7 @@
 
 `base` has the keys that every kind reads, the rows, named columns and the registry; `lines` reads texts,
 `delimited` JSONL and CSV files, `columnar` Arrow and Parquet files, `hub` data sets of the hub, and `table` chooses one
-of them by the name of a file. Further sources belong to families and extras,
-which register them.
+of them by the name of a file. Families and extras register further sources.
 """
 
 from mm_ldlm.data.corpus.sources.base import SOURCES, BadRow, Opening, Row, SourceConfig, Unusable

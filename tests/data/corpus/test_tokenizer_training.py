@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.data.corpus.examples import ingested, jsonl
 
 from mm_ldlm.core import StoreError, parse
-from mm_ldlm.data.corpus import byte_level
+from mm_ldlm.data.corpus import tokenizer_training
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 from mm_ldlm.data.corpus.tokens import build_tokenizer
 
@@ -22,7 +22,7 @@ TEXTS = st.one_of(
     st.sampled_from(["[MASK]", "[UNK] a [PAD]", "<unk>", "e\u0301 vs é"]),
 )
 CORPUS = ["The quick brown Fox", "Быстрая лиса", "الثعلب السريع", "तेज़ लोमड़ी", "敏捷的狐狸 🙂"] * 20
-BYTES = TextTokenizer(byte_level.train(CORPUS, vocab_size=400), max_length=16)
+BYTES = TextTokenizer(tokenizer_training.train(CORPUS, vocab_size=400), max_length=16)
 KEYS = {"name": "corpus", "max_length": 16, "too_long": "split"}
 
 
@@ -35,24 +35,24 @@ def test_every_text_has_no_unknown_word_and_is_decoded_as_it_was_written(text: s
 
 
 def test_the_same_texts_give_the_same_vocabulary_and_few_texts_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = byte_level.train(CORPUS, vocab_size=400).to_str()
+    first = tokenizer_training.train(CORPUS, vocab_size=400).to_str()
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    assert byte_level.train(CORPUS, vocab_size=400).to_str() == first
-    assert byte_level.train(["one text"], vocab_size=400).get_vocab_size() == 256
-    monkeypatch.setattr(byte_level, "MOST_CHARACTERS", 1)
-    assert byte_level.train(iter(CORPUS), vocab_size=400).get_vocab_size() == 256
+    assert tokenizer_training.train(CORPUS, vocab_size=400).to_str() == first
+    assert tokenizer_training.train(["one text"], vocab_size=400).get_vocab_size() == 256
+    monkeypatch.setattr(tokenizer_training, "MOST_CHARACTERS", 1)
+    assert tokenizer_training.train(iter(CORPUS), vocab_size=400).get_vocab_size() == 256
 
 
 def test_ingestion_trains_on_the_training_texts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"text": f"{text} {number}"} for number, text in enumerate(CORPUS)]
     source, seen = {"kind": "jsonl", **jsonl(tmp_path, rows)}, list[str]()
-    train = byte_level.train
+    train = tokenizer_training.train
 
     def watched(texts: Iterator[str], **keys: Any) -> Any:
         seen.extend(texts)
         return train(seen, **keys)
 
-    monkeypatch.setattr(byte_level, "train", watched)
+    monkeypatch.setattr(tokenizer_training, "train", watched)
     splits = {"validation": 0.3, "test": 0.2}
     for _ in range(2):
         made = ingested(tmp_path, source, tokens=KEYS, splits=splits)
@@ -65,7 +65,7 @@ def test_ingestion_trains_on_the_training_texts_once(tmp_path: Path, monkeypatch
     assert TextTokenizer.load(tmp_path / "saved").encode(held_out) == tokenizer.encode(held_out)
     ingested(tmp_path, source, tokens={**KEYS, "vocab_size": 260}, splits=splits)
     assert load_tokenizer(limits, tmp_path / "records").vocab_size == 260 + 3
-    (tmp_path / "records" / byte_level.FILE).unlink()
+    (tmp_path / "records" / tokenizer_training.FILE).unlink()
     with pytest.raises(StoreError, match="ingestion"):
         build_tokenizer(made.records, limits)
 
