@@ -1,5 +1,6 @@
 """Generative models: every run does what its capabilities say, row by row, and nothing that it was not trained for."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +12,13 @@ from tests.components import OBJECTIVES_AND_OPTIONS, SHAPE, configs_of, labelled
 from tests.sampling.toys import build, recorded
 from torch import Tensor
 
-from mm_ldlm.core import SamplingError
+from mm_ldlm.core import SamplingError, config
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.denoising import TextSample
+from mm_ldlm.sampling.orders import ConfidenceConfig
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 from mm_ldlm.sampling.traces import Recorder
 
@@ -196,11 +198,28 @@ def test_every_token_is_predicted_from_the_other_half_of_its_text() -> None:
     assert bool((found_BL[batch.valid_BL] < 0).all())
 
 
+@config
+class ShortScores(ConfidenceConfig):
+    kind: str = "mine"
+
+    def score(self, *given: Any) -> Tensor:
+        return super().score(*given)[:, 1:]
+
+
+def returning(made: Callable[[Tensor], Any]) -> Any:
+    return SimpleNamespace(kind="mine", sample=lambda canvas: made(canvas.tokens))
+
+
 @pytest.mark.parametrize(
-    "returned", [lambda tokens_BL: tokens_BL, lambda tokens_BL: TextSample.start(tokens_BL[:, 1:])]
+    "sampler",
+    [
+        returning(lambda tokens_BL: tokens_BL),
+        returning(lambda tokens_BL: TextSample.start(tokens_BL[:, 1:])),
+        ShortScores(),
+    ],
 )
-def test_a_sampler_that_returns_anything_but_a_sample_of_its_canvas_is_refused(returned: Any, refuses: Any) -> None:
-    sampler = SimpleNamespace(kind="mine", sample=lambda canvas: returned(canvas.tokens))
+@torch.no_grad()
+def test_a_sampler_that_returns_anything_but_a_sample_of_its_canvas_is_refused(sampler: Any, refuses: Any) -> None:
     made = root_of("text_diffusion", {}).objective.generative_model(root_of("text_diffusion", {}).model)
     canvas_BL = torch.full((2, 5), SHAPE.mask_id)
     with refuses(SamplingError, "mine", (2, 5)):

@@ -19,7 +19,7 @@ from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference.loading import load_run
 from mm_ldlm.models.base import MODELS, DataShape
-from mm_ldlm.models.dit import DiT, DiTConfig
+from mm_ldlm.models.dit import DiTConfig
 from mm_ldlm.models.parts import tag, tagged_parameters
 from mm_ldlm.objectives.base import OBJECTIVES, Losses, Objective
 from mm_ldlm.objectives.generation import GenerativeModel
@@ -198,14 +198,25 @@ def test_a_loss_without_weight_is_refused_at_the_first_step(weights: dict[str, f
         root(random_batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
 
 
-def test_a_misspelt_loss_is_refused_at_the_first_step(refuses: Any) -> None:
-    class Misspelt(TextDiffusion):
-        def forward(self, *args: Any, **keys: Any) -> Losses:
-            losses = super().forward(*args, **keys)
-            return losses | {"text_los": losses.pop("text_loss")}
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda losses: losses | {"text_los": losses.pop("text_loss")}, "text_los"),
+        (lambda losses: {}, "none"),
+        (lambda losses: losses["text_loss"][0], "Tensor"),
+        (lambda losses: {name: value / count for name, (value, count) in losses.items()}, "Tensor"),
+        (lambda losses: {name: (value.detach(), count) for name, (value, count) in losses.items()}, "gradient"),
+    ],
+)
+def test_losses_that_cannot_be_trained_are_refused_at_the_first_step(
+    change: Callable[[Losses], Any], named: str, refuses: Any
+) -> None:
+    class Changed(TextDiffusion):
+        def forward(self, *args: Any, **keys: Any) -> Any:
+            return change(super().forward(*args, **keys))
 
-    with refuses(ConfigurationError, "text_los"):
-        build(_built_as(Misspelt))(random_batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
+    with refuses(ConfigurationError, named):
+        build(_built_as(Changed))(random_batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
 
 
 def test_an_objective_that_is_none_is_refused(refuses: Any) -> None:
@@ -220,19 +231,13 @@ def test_an_objective_that_is_none_is_refused(refuses: Any) -> None:
         build(_built_as(Plain))
 
 
-@config
-class NarrowConfig(DiTConfig):
-    """A model with too few logits."""
-
-    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> DiT:
-        return super().build(dataclasses.replace(shape, vocab_size=5), generator=generator)
-
-
-def test_a_model_with_too_few_logits_is_refused(refuses: Any) -> None:
-    root = build(TextDiffusionConfig(), NarrowConfig(dim=8, depth=1, heads=2))
-    few = random_batch(dataclasses.replace(SHAPE, vocab_size=5))
-    with refuses(ConfigurationError, "12", "5"):
-        root(few, RowGenerator(0, torch.arange(4)), "text", 0)
+@pytest.mark.parametrize(("head", "many"), [("text_head.linear", "12 ids"), ("length_prior", "6 lengths")])
+def test_a_model_with_too_few_logits_is_refused(head: str, many: str, refuses: Any) -> None:
+    root = build(TextDiffusionConfig())
+    for parameter in root.model.get_submodule(head).parameters():
+        parameter.data = parameter.data[:3].clone()
+    with refuses(ConfigurationError, many, "found 3"):
+        root(random_batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
 
 
 def test_a_module_that_a_class_attribute_hides_is_refused(refuses: Any) -> None:

@@ -79,9 +79,9 @@ def test_slow_sentences_are_shown_less_often(run_of: Callable[..., loop.Run], mo
     run, now = run_of(show_every_seconds=10), [100.0]
     write = run.preview._write
 
-    def slow(length: int) -> list[int]:
+    def slow(*given: Any) -> list[int]:
         now[0] += 5.0
-        return write(length)
+        return write(*given)
 
     monkeypatch.setattr(preview.time, "monotonic", lambda: now[0])
     run.preview._write = slow  # type: ignore[method-assign]

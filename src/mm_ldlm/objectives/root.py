@@ -52,17 +52,32 @@ class TrainableRoot(nn.Module):
 
     def forward(self, batch: Batch, generator: RowGenerator, kind: str, step: int) -> Losses:
         losses: Losses = self.objective(self.forward_model, batch, generator, kind=kind, step=step)
+        for pair in losses.values() if isinstance(losses, Mapping) else [losses]:
+            if isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(each, Tensor) for each in pair):
+                continue
+            raise ConfigurationError(
+                "expected a mapping of names to (sum, count), two tensors, from the objective, found "
+                f"{type(pair).__name__} in steps of kind '{kind}'. Return the sum over the micro-batch and its count "
+                "for each loss."
+            )
         weights = self.objective.weights
         forgotten = [
             name
             for name, (value, _) in losses.items()
             if name not in weights and (value.requires_grad or name.endswith("_loss"))
         ]
-        if forgotten or not any(name in losses for name in weights):
+        trained = [name for name in weights if name in losses]
+        if forgotten or not trained:
             raise ConfigurationError(
                 f"expected losses with a weight ({', '.join(weights)}) from the objective, found "
-                f"{', '.join(forgotten or losses)} in steps of kind '{kind}'. Add each trained loss to `weights` and "
-                "`units` of the objective; a number that is only reported is detached, and does not end in _loss."
+                f"{', '.join(forgotten or losses) or 'none'} in steps of kind '{kind}'. Add each trained loss to "
+                "`weights` and `units` of the objective; a number that is only reported is detached, and does not end "
+                "in _loss."
+            )
+        if torch.is_grad_enabled() and not any(losses[name][0].requires_grad for name in trained):
+            raise ConfigurationError(
+                f"expected a trained loss with a gradient from the objective, found {', '.join(trained)} without one "
+                f"in steps of kind '{kind}'. Look for .detach(), .item() or a constant in the objective."
             )
         return losses
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mm_ldlm.core import Fraction, NonNegativeFloat, config
+from mm_ldlm.core import Fraction, NonNegativeFloat, SamplingError, config
 from mm_ldlm.diffusion.distributions import entropy
 from mm_ldlm.sampling.base import UnmaskingSampler
 from mm_ldlm.sampling.denoising import (
@@ -45,7 +45,13 @@ class OrderedSampler(UnmaskingSampler):
 
     def choose(self, denoise: TextDenoiser, state: State, prediction: Prediction, due_B: Tensor) -> Tensor:
         """Select (B, L) the drawn tokens that are kept, `due_B` of each text."""
-        return top_by_row(self.score(denoise, state, prediction), due_B)
+        score_BL = self.score(denoise, state, prediction)
+        if score_BL.shape != state.tokens.shape:
+            raise SamplingError(
+                f"sampler '{self.kind}': expected scores of the shape {tuple(state.tokens.shape)} of the canvas, found "
+                f"{tuple(score_BL.shape)}. Correct what its method `score` returns."
+            )
+        return top_by_row(score_BL, due_B)
 
     def write(self, canvas: Canvas) -> TextSample:
         """Write a canvas; a text with nothing to unmask in a step is not evaluated in it."""

@@ -7,7 +7,7 @@ noise writes a text of the length of that sentence, always from the same noise. 
 import math
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -66,15 +66,8 @@ class Preview:
         if time.monotonic() < self._due and not (last and self._due < math.inf):
             return
         try:
-            if self._tokenizer is None:
-                self._tokenizer = TextTokenizer.load(self._folder)
-                self._row = self._usual_row(self._tokenizer.unk_id)
             started = time.monotonic()
-            length = int(self.source.lengths[self._row[0]])
-            rows = [self._write(length)]
-            if self.task == "l2t":
-                rows.append(self.source.tokens(self._row, length=length)[0].tolist())
-            text, *original = self._tokenizer.decode_batch(rows)
+            text, *original = self.texts()
         except Exception as error:
             self._due = math.inf
             self.tracker.event(step, "preview_failed", reason=f"{type(error).__name__}: {error}")
@@ -84,6 +77,17 @@ class Preview:
         words = {"original": original[0] if original else None, "text": text, "seconds": round(seconds, 3)}
         self.tracker.event(step, "preview", **words)
 
+    def texts(self, *, sampler: Any = None) -> list[str]:
+        """Write the sentence, by the model's default sampler if none is given; the original follows if there is one."""
+        if self._tokenizer is None:
+            self._tokenizer = TextTokenizer.load(self._folder)
+            self._row = self._usual_row(self._tokenizer.unk_id)
+        length = int(self.source.lengths[self._row[0]])
+        rows = [self._write(length, sampler)]
+        if self.task == "l2t":
+            rows.append(self.source.tokens(self._row, length=length)[0].tolist())
+        return self._tokenizer.decode_batch(rows)
+
     def _usual_row(self, unk_id: int | None) -> npt.NDArray[np.int64]:
         """Choose the row (1,) whose length is nearest to the median, if possible one without an unknown word."""
         lengths = self.source.lengths
@@ -92,7 +96,7 @@ class Preview:
         return next(known, nearest[0])
 
     @torch.no_grad()
-    def _write(self, length: int) -> list[int]:
+    def _write(self, length: int, sampler: Any) -> list[int]:
         """Write one text: ids without pads, given the latent of the sentence or from noise."""
         model = self.root.objective.generative_model(self.root.model)
         device = next(self.root.parameters()).device
@@ -105,7 +109,7 @@ class Preview:
         try:
             sample = model.write(
                 canvas_1L, torch.ones_like(canvas_1L, dtype=torch.bool), latents_Bd=latents_1d,
-                sampler=model.default_sampler(conditional=given), generator=generator,
+                sampler=sampler or model.default_sampler(conditional=given), generator=generator,
             )  # fmt: skip
         finally:
             self.root.train()

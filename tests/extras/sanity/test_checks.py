@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from tests.training import task
 from torch import nn
 
-from mm_ldlm.extras.sanity.checks import SanityConfig, _batch, check_sanity, checks_of
+from mm_ldlm.extras.sanity.checks import SanityConfig, _batch, check_sanity, checks_of, writing
 from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training import loop
 
@@ -21,13 +22,6 @@ def test_every_kind_of_objective_passes(kind: str, tmp_path: Path) -> None:
     spec = task.spec(kind, batch={"accumulation": 1})
     found = check_sanity(spec, root=tmp_path, config=QUICK, data=task.data(spec))
     assert [str(check) for check in found if not check.ok] == []
-
-
-def detach(run: loop.Run) -> None:
-    inner = run.learner.root.objective.forward
-    run.learner.root.objective.forward = lambda *given, **more: {
-        name: (value.detach(), count) for name, (value, count) in inner(*given, **more).items()
-    }
 
 
 def overwrite(run: loop.Run) -> None:
@@ -54,7 +48,6 @@ def double(parameter: nn.Parameter) -> None:
 
 
 FAULTS: dict[str, tuple[str, Callable[[Any, Any, Any], Any]]] = {
-    "no graph": ("loss", lambda run, model, adamw: detach(run)),
     "a module in evaluation mode": ("train mode", lambda run, model, adamw: model.blocks[0].eval()),
     "a parameter in float64": ("precision", lambda run, model, adamw: double(model.length_prior.logits_N)),
     "overwritten values": ("in place", lambda run, model, adamw: overwrite(run)),
@@ -78,3 +71,12 @@ def test_a_planted_fault_is_found_by_its_check(fault: str, tmp_path: Path) -> No
     plant(run, run.learner.root.model, run.learner.optimization.optimizers["adamw"])
     failed = {check.name for check in checks_of(run, _batch(run, 8), QUICK) if not check.ok}
     assert name in failed, failed
+
+
+def test_a_sampler_that_cannot_write_is_found() -> None:
+    def texts(sampler: str) -> list[str]:
+        return {"good": ["a text"]}[sampler]
+
+    run: Any = SimpleNamespace(preview=SimpleNamespace(task="l2t", texts=texts))
+    assert writing(run, {"l2t": "good"}).ok
+    assert "KeyError" in writing(run, {"l2t": "bad"}).found

@@ -6,15 +6,16 @@ Their results are not saved.
 
 import dataclasses
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from mm_ldlm.core import Duration, Fraction, NonNegativeFloat, PositiveFloat, Rows, config
+from mm_ldlm.core import Duration, Fraction, NonNegativeFloat, PositiveFloat, Rows, config, reason_of
 from mm_ldlm.distributed.process import joined
 from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.objectives.base import Batch
@@ -48,8 +49,11 @@ class SanityConfig:
     tolerance: NonNegativeFloat = 0.05
 
 
-def check_sanity(spec: TrainingSpec, *, root: Path, config: SanityConfig, data: Data | None = None) -> list[Check]:
-    """Run every check and return all results."""
+def check_sanity(
+    spec: TrainingSpec, *, root: Path, config: SanityConfig, data: Data | None = None,
+    samplers: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Check]:  # fmt: skip
+    """Run every check and return all results; `samplers` are the samplers of texts by task."""
     with joined(device=spec.training.device, threads=spec.training.threads) as process:
         # Schedule, checkpoints and validation are not used: they would only disturb the checks.
         optimizer = dataclasses.replace(
@@ -63,7 +67,7 @@ def check_sanity(spec: TrainingSpec, *, root: Path, config: SanityConfig, data: 
         spec = dataclasses.replace(spec, training=training)
         run = build(spec, root=root, data=data, process=process, tracker=Tracker())
         run.stepper.parallel.module.train()
-        return checks_of(run, _batch(run, config.examples), config)
+        return [*checks_of(run, _batch(run, config.examples), config), writing(run, samplers)]
 
 
 def checks_of(run: Run, batch: Batch, config: SanityConfig) -> list[Check]:
@@ -73,14 +77,13 @@ def checks_of(run: Run, batch: Batch, config: SanityConfig) -> list[Check]:
     held |= {f"ema {name}": value for name, value in ema.values.items()}
     modules = dict(root.named_modules())
     losses = {kind: run.stepper.total(batch, kind=kind, draw=0, step=0) for kind in run.stepper.objective.kinds}
-    unusable = [kind for kind, loss in losses.items() if loss.grad_fn is None or not bool(torch.isfinite(loss))]
+    unusable = [kind for kind, loss in losses.items() if not bool(torch.isfinite(loss))]
     checks = [
         _listed("placement", held, [name for name, value in held.items() if value.device != device],
                 "is not on the device", f"move it to {device}"),
         _listed("train mode", modules, [name for name, module in modules.items() if not module.training],
                 "is in evaluation mode", "call .train()"),
-        _listed("loss", losses, unusable, "has a loss that is not finite or has no gradient graph",
-                "look for .detach(), .item() or a constant in the objective"),
+        _listed("loss", losses, unusable, "has a loss that is not finite", "check the objective and its process"),
         first_losses(run, batch, tolerance=config.tolerance),
         precision(run, batch),
         in_place(run, batch),
@@ -198,6 +201,17 @@ def learning(run: Run, batch: Batch, config: SanityConfig) -> list[Check]:
         _listed("optimizer state", states, elsewhere, "is not on the device", "move it to the parameters"),
         Check("overfit one batch", found, "" if last < config.fall * losses[0] else remedy),
     ]  # fmt: skip
+
+
+def writing(run: Run, samplers: Mapping[str, Any]) -> Check:
+    """Check that the model writes a text with its sampler."""
+    if run.preview is None:
+        return Check("writing", "not checked: this run shows no texts")
+    try:
+        text, *_ = run.preview.texts(sampler=samplers.get(run.preview.task))
+    except Exception as error:  # of any component
+        return Check("writing", reason_of(error), "correct the sampler or the model: sampling would fail like this")
+    return Check("writing", repr(text))
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mm_ldlm.extras.sanity.checks import SanityConfig
     from mm_ldlm.models.base import ModelConfig
     from mm_ldlm.objectives.base import ObjectiveConfig
+    from mm_ldlm.pipelines.sampling.config import SamplingConfig
     from mm_ldlm.training.config import TrainingConfig
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ def check_configuration(
     encoder: "EncoderConfig",
     seed: int,
     sanity: "SanityConfig",
+    sampling: "SamplingConfig",
 ) -> list[dict[str, Any]]:
     """Run the checks; return a table of name, finding and remedy (empty if the check passed)."""
     import dataclasses
@@ -34,7 +36,8 @@ def check_configuration(
     from mm_ldlm.training.spec import plan
 
     spec = plan(dataset, runs=runs, model=model, objective=objective, training=training, encoder=encoder, seed=seed)
-    checks = check_sanity(spec, root=runs, config=sanity)
+    samplers = {"l2t": sampling.text, "unconditional": sampling.unconditional.text}
+    checks = check_sanity(spec, root=runs, config=sanity, samplers=samplers)
     log.info("sanity checks of this configuration:\n%s", "\n".join(map(str, checks)))
     return [dataclasses.asdict(check) for check in checks]
 
@@ -64,6 +67,7 @@ def create_pipeline() -> Pipeline:
                     "params:encoder",
                     "params:seed",
                     "params:sanity",
+                    "params:sampling",
                 ],
                 outputs="sanity_report",
                 name="check_configuration",
