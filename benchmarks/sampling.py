@@ -55,7 +55,7 @@ def measure(name: str, data: Path) -> list[dict[str, Any]]:
         return []
     from mm_ldlm import MMLDLM
     from mm_ldlm.data.dataset import Dataset
-    from mm_ldlm.data.sentences import held_out
+    from mm_ldlm.data.held_out import held_out
     from mm_ldlm.sampling.registry import text_sampler
 
     reference = json.loads((data / "06_models" / "run.json").read_text(encoding="utf-8"))

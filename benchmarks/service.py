@@ -44,7 +44,7 @@ def run() -> list[dict[str, Any]]:
         return []
     from mm_ldlm import MMLDLM
     from mm_ldlm.data.dataset import Dataset
-    from mm_ldlm.data.sentences import held_out
+    from mm_ldlm.data.held_out import held_out
 
     model = MMLDLM.from_run(runs, device="cpu")
     sentences = held_out(Dataset.open(DATA / "05_model_input" / "dataset"), count=200, seed=0)

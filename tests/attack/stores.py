@@ -33,7 +33,7 @@ def generate(draw: random.Random) -> dict[str, Any]:
 
 def run(parameters: dict[str, Any], folder: Path, pristine: dict[str, str]) -> str:
     from mm_ldlm.data.dataset import Dataset
-    from mm_ldlm.data.sentences import held_out
+    from mm_ldlm.data.held_out import held_out
 
     how, draw = parameters["how"], random.Random(parameters["draw"])
     root = folder / "data"

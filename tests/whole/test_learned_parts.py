@@ -11,7 +11,7 @@ import torch
 from scipy.stats import spearmanr
 
 from mm_ldlm.data.dataset import Dataset
-from mm_ldlm.data.sentences import held_out
+from mm_ldlm.data.held_out import held_out
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference.loading import load_run
 

@@ -244,6 +244,8 @@ def test_an_upload_needs_credentials_and_an_intact_folder(
         def __init__(self, **_: Any) -> None: ...
 
         def create_repo(self, name: str, **options: Any) -> None:
+            if "HF_TOKEN" not in os.environ:
+                raise OSError("no token")
             sent.append({"name": name, **options})
 
         def upload_folder(self, **given: Any) -> str:
@@ -252,10 +254,10 @@ def test_an_upload_needs_credentials_and_an_intact_folder(
 
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     copy = shutil.copytree(folder, tmp_path / folder.name)
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
     assert "credentials" in CliRunner().invoke(push, [str(copy), "me/shared"]).output
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_S3cret")
     assert not sent
+    monkeypatch.setenv("HF_TOKEN", "hf_S3cret")
     result = CliRunner().invoke(push, [str(copy), "me/shared", "--private"])
     assert result.output == "https://hub/commit\n"
     assert [each.get("private", each.get("repo_id")) for each in sent] == [True, "me/shared"]

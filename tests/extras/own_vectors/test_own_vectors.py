@@ -106,7 +106,7 @@ def test_vectors_of_other_records_are_refused(stored: ShardStore, tmp_path: Path
     stored_vectors(stored, np.ones((len(TEXTS), DIM), np.float32))
     other = records(tmp_path / "other", TEXTS[:5])
     shutil.copytree(side_folder(stored.directory), side_folder(other.directory))
-    with refuses(FingerprintError, "23 rows", "5"):
+    with refuses(FingerprintError, "records"):
         taken(other, tmp_path / "b")
     shutil.rmtree(side_folder(stored.directory))
     with pytest.raises(StoreError, match="vectors"):

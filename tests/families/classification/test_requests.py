@@ -14,8 +14,8 @@ from mm_ldlm import MMLDLM
 from mm_ldlm.core import SamplingError, parse, parse_kind
 from mm_ldlm.data.dataset import commit
 from mm_ldlm.data.features import Inputs
+from mm_ldlm.data.held_out import sample_rows
 from mm_ldlm.data.latents.normaliser import Normaliser
-from mm_ldlm.data.sentences import sample_rows
 from mm_ldlm.data.store import ShardStore
 from mm_ldlm.evaluation.config import EvaluationConfig
 from mm_ldlm.evaluation.suites.base import Evaluation

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from mm_ldlm.core import to_dict
-from mm_ldlm.data.sentences import Sentences, read_sentences, rows_of_ids
+from mm_ldlm.data.held_out import Sentences, read_sentences, rows_of_ids
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Statistic
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, made_by, refuse_other, weights_of
 

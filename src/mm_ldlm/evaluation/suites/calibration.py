@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from mm_ldlm.core import to_dict
-from mm_ldlm.data.sentences import held_out
+from mm_ldlm.data.held_out import held_out
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.calibration import calibration_error, fit_calibration, reliability, right_texts
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, of_samples, without_truth

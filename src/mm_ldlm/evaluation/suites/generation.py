@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from mm_ldlm.core import EvaluationError, foreign_code
-from mm_ldlm.data.sentences import held_out, texts_of_split
+from mm_ldlm.data.held_out import held_out, texts_of_split
 from mm_ldlm.evaluation.report.inputs import ReportInputs, described_sampler
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite, token_rows
 from mm_ldlm.evaluation.suites.likelihood import per_token, perplexity

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mm_ldlm.data.sentences import Sentences, read_sentences, sample_rows, split_rows, texts_of_split
+from mm_ldlm.data.held_out import Sentences, read_sentences, sample_rows, split_rows, texts_of_split
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval, Statistic, mean_of_counts, ratio_of_counts
 from mm_ldlm.evaluation.calibration import right_texts
 from mm_ldlm.evaluation.report.inputs import described_sampler, examples

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from mm_ldlm.core import EvaluationError
-from mm_ldlm.data.sentences import sample_rows, split_rows
+from mm_ldlm.data.held_out import sample_rows, split_rows
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, of_samples, vectors, without_truth
 
 

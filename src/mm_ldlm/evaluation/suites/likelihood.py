@@ -21,7 +21,7 @@ import pandas as pd
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.data.sentences import held_out
+from mm_ldlm.data.held_out import held_out
 from mm_ldlm.evaluation.bootstrap import Statistic, mean_of_counts, ratio_of_counts
 from mm_ldlm.evaluation.report.inputs import ReportInputs
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, slug

@@ -28,7 +28,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from mm_ldlm.core import MMLDLMError, bounded, config, mask, parse
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.dataset import Dataset
-from mm_ldlm.data.sentences import held_out, sample_rows
+from mm_ldlm.data.held_out import held_out, sample_rows
 from mm_ldlm.evaluation.report.page import rendered
 from mm_ldlm.evaluation.report.traces import played
 from mm_ldlm.inference import MMLDLM

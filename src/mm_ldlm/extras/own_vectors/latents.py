@@ -3,7 +3,6 @@
 import logging
 from pathlib import Path
 
-from mm_ldlm.core import FingerprintError
 from mm_ldlm.data.encoders import EncoderConfig
 from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.latents.extract import Job, commit, default_shard_rows
@@ -25,11 +24,7 @@ def take_over(
         FingerprintError: the workspace contains other latents.
     """
     store = ShardStore.open(vectors, KIND)
-    if store.manifest.fingerprints.get("records") != records.manifest.fingerprint or len(store) != len(records):
-        raise FingerprintError(
-            f"{vectors} contains the vectors of other records ({len(store)} rows, the records have {len(records)}). "
-            "Run the ingestion pipeline again."
-        )
+    store.manifest.require(directory=vectors, records=records.manifest.fingerprint)
     located = encoder.locate()
     shard_rows = config.shard_rows or default_shard_rows(len(records))
     made_by = {

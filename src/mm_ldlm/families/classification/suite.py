@@ -15,8 +15,8 @@ import numpy.typing as npt
 from mm_ldlm.core import EvaluationError, PositiveFloat, Repeats, Rows, RowsOrNone, bounded, config, refuse_if
 from mm_ldlm.data.corpus.splits import Split
 from mm_ldlm.data.dataset import Dataset
-from mm_ldlm.data.sentences import Rows as StoreRows
-from mm_ldlm.data.sentences import read_sentences, sample_rows, split_rows
+from mm_ldlm.data.held_out import Rows as StoreRows
+from mm_ldlm.data.held_out import read_sentences, sample_rows, split_rows
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Statistic
 from mm_ldlm.evaluation.calibration import calibration_error, reliability
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite

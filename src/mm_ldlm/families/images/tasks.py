@@ -46,7 +46,7 @@ class ImageToCaption(ImageTask):
     fits_window = True
 
     def sample(self, model: "MMLDLM", dataset: "Dataset", *, seed: int) -> "list[pd.DataFrame]":
-        from mm_ldlm.data.sentences import rows_of_ids
+        from mm_ldlm.data.held_out import rows_of_ids
 
         held = held_out(self.sampling, dataset, seed)
         field = dataset.field("images")

@@ -1,4 +1,4 @@
-"""Sentences of a split with their tokens and latents, and streams of the texts of a split."""
+"""Held-out sentences, and other sentences of a split, with their tokens and latents."""
 
 from __future__ import annotations
 
