@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.data import sentences
+from mm_ldlm.data import held_out as sentences
 from mm_ldlm.data.corpus.record import LABEL, label_text, meta_value
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mm_ldlm.data import sentences
+from mm_ldlm.data import held_out as sentences
 from mm_ldlm.data.encoders.base import no_encoder
 from mm_ldlm.inference.files import read_texts
 from mm_ldlm.pipelines.sampling import TASKS
