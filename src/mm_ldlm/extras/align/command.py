@@ -37,7 +37,7 @@ def align(run: str | None, texts: str, vectors: str | None, encoder: str | None,
         if encoder is not None:
             other = encoder_of(encoder)
             given_nm, name = other.encode(lines), name or other.located.name
-            click.echo(f"{name} embedded {len(lines):,} texts (one call for each).", err=True)
+            click.echo(f"{name} embedded {len(lines):,} texts.", err=True)
         else:
             given = array_of(read_array(str(vectors)), name="vectors")
             given_nm = vectors_of(given, dim=given.shape[-1], name="vectors", count=len(lines))
