@@ -225,6 +225,24 @@ def test_a_text_that_starts_too_short_grows_only_with_infill_and_without_given_t
     assert (kept.tokens[:, 5] == PAD).all()
 
 
+@given(st.permutations(range(1, 6)), st.integers(0, 9))
+def test_a_near_text_that_no_round_improves_is_tried_with_all_its_swaps(words, seed):
+    words, target = [0, *words], list(range(6))
+    spans = ((words[:a], words[a:b], words[b:c], words[c:]) for a, b, c in itertools.combinations(range(1, 7), 3))
+    near = any(head + second + first + tail == target for head, first, second, tail in spans)
+
+    def write(canvas, target, generator, how):
+        tokens = torch.where(canvas == MASK, torch.tensor(words), canvas)
+        return TextSample(tokens, torch.zeros(1, 6), tokens, torch.ones(1, dtype=torch.long), 1)
+
+    found = search(
+        torch.full((1, 1, 6), MASK), config=SearchConfig(rounds=12, swap=1e-9, calls=12), write=write, mask_id=MASK,
+        nearness=lambda tokens, _: torch.where((tokens == torch.tensor(target)).all(1), 1.0, 0.99), pad_id=PAD,
+        generator=rows(1, seed=seed),
+    )  # fmt: skip
+    assert (found.tokens[0].tolist() == target) == (near or words == target)
+
+
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.floats(0, 1), st.integers(0, 99))
 def test_a_swap_moves_words_of_the_parent_and_keeps_given_tokens(lengths, fraction, seed):
     place_L = torch.arange(7)

@@ -29,6 +29,11 @@ Write = Callable[[Tensor, Tensor, RowGenerator, How], TextSample]
 Nearness = Callable[[Tensor, Tensor], Tensor]
 """(tokens_NL, index of each target (N,)) → (N,) float32 cosine of the re-embedded text to its target."""
 
+PATIENCE, NEAR = 10, 0.98
+"""Number of rounds without a better text, and its cosine, from which on its spans are swapped in all ways"""
+MOST_SWAPS = 256
+"""Largest number of these ways; a text of twelve tokens has 165"""
+
 
 @config
 class SearchConfig:
@@ -232,6 +237,31 @@ class Search:
         cosines_N = self.cosines(flat_NL, live.repeat_interleave(config.candidates))
         return drafts._replace(cosines=cosines_N.view(len(live), -1))
 
+    def swaps(self, parents: Drafts, live: Tensor, number: int) -> Drafts:
+        """Swap neighbouring spans of the best texts of the targets `live` in all ways; return the nearest ones (T, 1).
+
+        The first token keeps its place, because of its capital; of a long text `MOST_SWAPS` ways are drawn. No model
+        call is made.
+        """
+        draft = parents.pick((slice(None), 0))
+        length_T = (draft.tokens != self.pad_id).sum(dim=1)
+        ways_S3 = torch.combinations(torch.arange(1, max(3, int(length_T.max())) + 1, device=live.device), 3)
+        ways_S3 = ways_S3[ways_S3[:, 2].argsort(stable=True)]  # a way has the same number whatever the longest text
+        ways_S3 = torch.cat([ways_S3.new_zeros(1, 3), ways_S3])  # the first changes nothing
+        fits_TS = (ways_S3[:, 2] <= length_T[:, None]) & (draft.writable.sum(dim=1) == length_T)[:, None]
+        drawn_TS = (
+            self.generator.select(live).fork(f"swaps {number}").uniform(len(ways_S3)).masked_fill(~fits_TS, torch.inf)
+        )
+        drawn_TS[:, 0] = -1.0
+        drawn_TK, way_TK = drawn_TS.topk(min(MOST_SWAPS, len(ways_S3)), largest=False)
+        row_N, place_N = drawn_TK.isfinite().nonzero().unbind(dim=1)
+        found = swap_spans(draft.pick(row_N), ways_S3[way_TK[row_N, place_N]])
+        cosines_TK = torch.full(way_TK.shape, -torch.inf, device=live.device)
+        cosines_TK[row_N, place_N] = self.cosines(found.tokens, live[row_N])
+        best_T, place_T = cosines_TK.max(dim=1)
+        nearest = swap_spans(draft, ways_S3[way_TK.gather(1, place_T[:, None])[:, 0]])
+        return joined([nearest._replace(cosines=best_T)], torch.stack)
+
 
 def search(
     canvases_BKL: Tensor,
@@ -261,15 +291,21 @@ def search(
         prices=prices,
     )  # fmt: skip
     best = _best(run.start(canvases_BKL), config.beam)
+    idle_B = torch.zeros_like(run.model_calls_B)
     live = torch.arange(B, device=canvases_BKL.device)
     for number in range(config.rounds):
         live = live[(best.cosines[live, 0] < config.good_enough) & run.affords(live, "child")]
         if not live.numel():
             break
-        parents = best.pick(live)
-        both = joined([parents, run.children(parents, live, number)], torch.cat)
-        compare(live, both, parents.tokens.shape[1])
-        best = best.replaced(live, _best(both, best.tokens.shape[1]))
+        due_T = (idle_B[live] == PATIENCE) & (best.cosines[live, 0] > NEAR) & (config.swap > 0)
+        for rows, draw in ((live[due_T], run.swaps), (live[~due_T], run.children)):
+            if rows.numel():
+                parents = best.pick(rows)
+                both = joined([parents, draw(parents, rows, number)], torch.cat)
+                compare(rows, both, parents.tokens.shape[1])
+                best = best.replaced(rows, _best(both, best.tokens.shape[1]))
+                better_T = best.cosines[rows, 0] > parents.cosines[:, 0]
+                idle_B[rows] = torch.where(better_T, 0, idle_B[rows] + 1)
     return SearchResult(
         best.tokens[:, 0], best.log_probs[:, 0], best.cosines[:, 0], run.model_calls_B, run.encoder_calls_B
     )
@@ -353,13 +389,18 @@ def with_swaps(
     free_T = parent.writable.sum(dim=1) == length_T
     chosen_T1 = (free_T & (swap_T < fraction))[:, None] & (start_T1 < middle_T1) & (middle_T1 < end_T1)
 
-    second_T1 = start_T1 + end_T1 - middle_T1  # where the first span goes
-    from_TL = column_L + torch.where(column_L < second_T1, middle_T1 - start_T1, middle_T1 - end_T1)
-    from_TL = torch.where((column_L >= start_T1) & (column_L < end_T1), from_TL, column_L)
-    first_TL = (start_T1 == 0) & ((column_L == 0) | (column_L == second_T1))
-    swapped = (parent.tokens.gather(1, from_TL), parent.log_probs.gather(1, from_TL), parent.writable)
-    tokens_TL, log_probs_TL, writable_TL = (
-        torch.where(chosen_T1, new, old) for new, old in zip(swapped, draft[:3], strict=True)
+    first_TL = (start_T1 == 0) & ((column_L == 0) | (column_L == end_T1 - middle_T1))
+    swapped = swap_spans(parent, cuts_T3)
+    found = (torch.where(chosen_T1, new, old) for new, old in zip(swapped[:3], draft[:3], strict=True))
+    return Drafts(*found, draft.cosines), torch.where(chosen_T1, first_TL, again_TL)
+
+
+def swap_spans(draft: Drafts, cuts_T3: Tensor) -> Drafts:
+    """Let the tokens from the first cut to the second and those from there to the third change places."""
+    column_L = torch.arange(draft.tokens.shape[1], device=cuts_T3.device)
+    start_T1, middle_T1, end_T1 = cuts_T3.split(1, dim=1)
+    moved_TL = column_L + torch.where(
+        column_L < start_T1 + end_T1 - middle_T1, middle_T1 - start_T1, middle_T1 - end_T1
     )
-    again_TL = torch.where(chosen_T1, first_TL, again_TL)
-    return Drafts(tokens_TL, log_probs_TL, writable_TL, draft.cosines), again_TL
+    from_TL = torch.where((column_L >= start_T1) & (column_L < end_T1), moved_TL, column_L)
+    return draft._replace(tokens=draft.tokens.gather(1, from_TL), log_probs=draft.log_probs.gather(1, from_TL))
