@@ -391,8 +391,10 @@ def with_swaps(
 
     first_TL = (start_T1 == 0) & ((column_L == 0) | (column_L == end_T1 - middle_T1))
     swapped = swap_spans(parent, cuts_T3)
-    found = (torch.where(chosen_T1, new, old) for new, old in zip(swapped[:3], draft[:3], strict=True))
-    return Drafts(*found, draft.cosines), torch.where(chosen_T1, first_TL, again_TL)
+    tokens_TL, log_probs_TL, writable_TL = (
+        torch.where(chosen_T1, new, old) for new, old in zip(swapped[:3], draft[:3], strict=True)
+    )
+    return Drafts(tokens_TL, log_probs_TL, writable_TL, draft.cosines), torch.where(chosen_T1, first_TL, again_TL)
 
 
 def swap_spans(draft: Drafts, cuts_T3: Tensor) -> Drafts:
