@@ -52,7 +52,8 @@ class SearchConfig:
     infill: Fraction = 0.0
     """Fraction of the children in which a span is drawn again, with as many tokens, one fewer, or one or two more"""
     swap: Fraction = 0.0
-    """Fraction of the children in which two neighbouring spans change places, which takes no model call"""
+    """Fraction of the children in which two neighbouring spans change places, without a model call; above 0, all swaps
+    of a text nearer than `NEAR` are tried after `PATIENCE` rounds without a better one"""
     steps: Steps = 1
     """Sampling steps of a child"""
     lengths: Repeats = 1
