@@ -18,8 +18,8 @@ from mm_ldlm.core import ConfigurationError, config, parse, parse_kind
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference.loading import load_run
-from mm_ldlm.models.base import MODELS, DataShape
-from mm_ldlm.models.dit import DiTConfig
+from mm_ldlm.models.base import MODELS, DataShape, build_on_meta
+from mm_ldlm.models.dit import DiT, DiTConfig
 from mm_ldlm.models.parts import tag, tagged_parameters
 from mm_ldlm.objectives.base import OBJECTIVES, Losses, Objective
 from mm_ldlm.objectives.generation import GenerativeModel
@@ -129,6 +129,22 @@ def test_pitfall_16_a_learned_schedule_resumes_to_the_bit(dataset: Dataset, monk
 
 def build(objective: Any, model: Any = DIT) -> TrainableRoot:
     return build_root(model, objective, SHAPE, generator=torch.Generator().manual_seed(0), stores={})
+
+
+@pytest.mark.parametrize("on_meta", [True, False])
+def test_a_model_with_memory_that_nobody_has_set_is_refused_by_name(on_meta: bool, refuses: Any) -> None:
+    class Forgetful(DiTConfig):
+        def build(self, shape: DataShape, *, generator: torch.Generator, **_: Any) -> Any:
+            def make() -> nn.Module:
+                model = DiT(self, shape)
+                model.gain = nn.Parameter(torch.empty(3))
+                tag(model, "text")
+                return model
+
+            return build_on_meta(make, generator) if on_meta else make()
+
+    with refuses(ConfigurationError, "model.gain" if on_meta else "none of model."):
+        build(TextDiffusionConfig(), Forgetful(**dataclasses.asdict(DIT)))
 
 
 def hide(objective: Objective, parameter: nn.Parameter, way: str) -> None:

@@ -8,13 +8,13 @@ length.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from mm_ldlm.core import ConfigurationError, Kinds, NonNegativeInt, PositiveInt, config
 from mm_ldlm.diffusion.process import Vocabulary
@@ -83,8 +83,7 @@ def build_on_meta(make: Callable[[], Any], generator: torch.Generator) -> Any:
     Calls `init_weights(generator)` once of every module that has it, in the order of the modules.
 
     Raises:
-        ConfigurationError: the memory cannot hold the module, its sizes exceed 64 bits, or no `init_weights` sets the
-            values of a parameter or a buffer.
+        ConfigurationError: the memory cannot hold the module, or its sizes exceed 64 bits.
     """
     try:
         with torch.device("meta"):
@@ -97,17 +96,17 @@ def build_on_meta(make: Callable[[], Any], generator: torch.Generator) -> Any:
             f"parameter 'model': expected a model that fits the memory, found one that cannot be made ({reason}). "
             "Lower its dimensions."
         ) from None
-    tensors = [(name, value.data) for name, value in itertools.chain(model.named_parameters(), model.named_buffers())]
-    for _, value in tensors:
-        if value.is_floating_point():
-            value.fill_(torch.nan)  # what stays NaN would be memory that nobody has set
     init_weights(model, generator)
-    if unset := [name for name, value in tensors if bool(value.isnan().any())]:
-        raise ConfigurationError(
-            f"parameter 'model': expected initial values of every parameter, found none of {', '.join(unset[:3])} "
-            f"({type(model).__name__}). Set them in the method init_weights(generator) of their module."
-        )
     return model
+
+
+class Unset(TorchFunctionMode):
+    """Fills memory that nobody has set with NaN, so that what has no initial value can be told."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        empty = func in (torch.empty, torch.empty_like, Tensor.new_empty)
+        return made.fill_(torch.nan) if empty and made.is_floating_point() else made
 
 
 def init_weights(root: nn.Module, generator: torch.Generator) -> None:

@@ -1,5 +1,6 @@
 """Trainable root: the one module whose parameters are optimised, averaged, saved, restored, frozen and checked."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from mm_ldlm.core import ConfigurationError
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.models.base import DataShape, init_weights
+from mm_ldlm.models.base import DataShape, Unset, init_weights
 from mm_ldlm.models.parts import tag
 from mm_ldlm.objectives.base import Batch, Losses, Objective
 
@@ -103,8 +104,9 @@ def build_root(
         ConfigurationError: the data do not fit the model or the objective, or one of them lacks what its interface
             promises.
     """
-    module = model.build(shape, generator=generator, token_vectors=token_vectors)
-    made = objective.build(shape, fixed_shapes=fixed_shapes, **stores)
+    with Unset():
+        module = model.build(shape, generator=generator, token_vectors=token_vectors)
+        made = objective.build(shape, fixed_shapes=fixed_shapes, **stores)
     name = type(made).__name__
     if not isinstance(made, Objective):
         raise ConfigurationError(
@@ -123,7 +125,14 @@ def build_root(
         )
     made.attach(module)
     init_weights(made, generator)
-    return TrainableRoot(module, made)
+    root = TrainableRoot(module, made)
+    held = itertools.chain(root.named_parameters(), module.named_buffers("model"))  # an objective's buffer may be NaN
+    if unset := [name for name, value in held if value.isnan().any()]:
+        raise ConfigurationError(
+            f"parameter 'model': expected initial values of every parameter, found none of {', '.join(unset[:3])}. "
+            "Set them in the method init_weights(generator) of their module."
+        )
+    return root
 
 
 def _learnable(roots: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
