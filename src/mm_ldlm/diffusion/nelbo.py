@@ -5,16 +5,13 @@ B examples, L positions, V vocabulary, M scored positions, K draws.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mm_ldlm.diffusion.distributions import TokenLosses
 from mm_ldlm.diffusion.random import RowGenerator
-
-if TYPE_CHECKING:
-    from mm_ldlm.diffusion.process import TextProcess
 
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(noisy_BL, t_B float32, scored_BL) → logits_MV at the scored positions, in row-major order.
@@ -43,7 +40,7 @@ class Likelihood:
 
 
 def integrate(
-    process: "TextProcess",
+    process: Any,
     predict: Predict,
     tokens_BL: Tensor,
     valid_BL: Tensor,
@@ -58,6 +55,7 @@ def integrate(
     """Draw an integral over a noise level at K levels (B,) in float64: times, or fractions of replaced tokens.
 
     Args:
+        process: the `TextProcess`.
         slopes_KB: the derivative of the level by the variable that the draws are uniform in; 1 by default.
         time: level_B → the time t_B that the model receives; by default the level is the time.
         corrupt: draws the noisy tokens at a level; by default `process.corrupt`.
