@@ -48,10 +48,10 @@ def test_importance_spreads_and_ranks_tokens_as_their_loss_does(run_kedro: RunKe
             drawn = torch.Generator().manual_seed(draw)
             t_B = torch.rand(len(sentences), generator=drawn).clamp(0.02, 0.98)
             masked_BL = (torch.rand(tokens_BL.shape, generator=drawn) < t_B[:, None]) & valid_BL
-            noisy_BL = tokens_BL.masked_fill(masked_BL, denoiser.mask_id)
+            noisy_BL = tokens_BL.masked_fill(masked_BL, model.shape.mask_id)
             logits_NV = denoiser.logits(noisy_BL, t_B, torch.arange(len(sentences)), masked_BL)
             loss_BL[masked_BL] += torch.nn.functional.cross_entropy(
-                logits_NV[:, : denoiser.vocab_size].float(), tokens_BL[masked_BL], reduction="none"
+                logits_NV[:, : model.shape.vocab_size].float(), tokens_BL[masked_BL], reduction="none"
             )
             times_BL += masked_BL
         importance_BL = model.objective.importance(tokens_BL, valid_BL)
