@@ -15,6 +15,7 @@ TOY = Path(__file__).parents[1] / "toy"
 PARAMETERS = """
 model: {kind: "toy_component:ToyModelConfig"}
 objective: {kind: "toy_component:ToyObjectiveConfig"}
+training: {checkpoint: {keep_last: 2}}
 sampling:
   text: {kind: "toy_component:ToySampler"}
   unconditional:
