@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.environments import ENVIRONMENTS, combined, parameters, paths, sections
 
@@ -163,6 +163,7 @@ def test_a_hostile_value_gives_a_configuration_or_a_refusal_that_names_its_key(
         assert "u:p@h" not in message
 
 
+@example({"run": None})
 @given(st.dictionaries(st.text(max_size=8) | st.sampled_from([*SECTIONS.core, *SCALARS]), HOSTILE, max_size=4))
 def test_hostile_sections_are_refused_by_their_names(changes: dict[str, Any]) -> None:
     with contextlib.suppress(ConfigurationError, CheckpointError):

@@ -99,10 +99,10 @@ class ProjectHooks:
                 f"{', '.join(sorted(others))}. Run the others on one host, before or after: `NNODES=1 kedro run "
                 "--pipelines=…`; ingestion also runs on a Ray cluster (docs/ray.md)."
             )
-        if "run" in parameters:
+        if parameters.get("run") is not None:
             self._refuse_beyond_samples(executed)
         typed = check_parameters(parameters)
-        if "run" in parameters:
+        if parameters.get("run") is not None:
             log.info("run %s: the results are written to %s", parameters["run"], self._outputs)
         for name, section in typed.items():
             catalog[f"params:{name}"] = MemoryDataset(section, copy_mode="assign")

@@ -97,7 +97,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
             problems.append(str(error))
     if problems:
         raise ConfigurationError(summarise(problems))
-    if "run" in parameters:
+    if parameters.get("run") is not None:
         typed |= _of_run(parameters["run"], typed)
     if contradictions := _contradictions(typed):
         raise ConfigurationError(summarise(contradictions))
