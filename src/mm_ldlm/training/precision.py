@@ -22,7 +22,10 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def resolve(precision: PrecisionConfig, process: Process) -> PrecisionConfig:
-    """Replace `auto` by bf16 if it is faster on the devices of all ranks, otherwise by fp32; all ranks agree."""
+    """Replace `auto` by bf16 if it is faster on the devices of all ranks, otherwise by fp32; all ranks agree.
+
+    Nothing is timed: the numbers of a run would then depend on the load of the machine.
+    """
     if precision.autocast != "auto":
         return precision
     lacking = torch.tensor(float(not multiplies_bf16(process.device)), device=process.device)

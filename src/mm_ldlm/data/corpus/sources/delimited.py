@@ -3,7 +3,7 @@
 A CSV record that contains a damaged line is left out as a whole. Where quotation marks do not match, it is not certain
 whether the following lines are records or the rest of a text. They are read as records if nearly all of them have as
 many fields as the first record, which needs two columns; otherwise they are quarantined up to the line where the
-quotation marks are balanced (decision 0121).
+quotation marks are balanced.
 """
 
 import contextlib
