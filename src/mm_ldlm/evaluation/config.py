@@ -16,6 +16,7 @@ from mm_ldlm.core import (
     config,
     refuse_if,
 )
+from mm_ldlm.data.corpus.detokenising import Published
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.sts_sets import Name, StsSource, load_sts
 from mm_ldlm.sampling.gaussian import DdimConfig
@@ -132,11 +133,19 @@ class StsConfig:
 
 @config
 class TextFile:
-    """Text for zero-shot likelihood: one sentence per line (optionally gz), the first `limit` that fit the model."""
+    """Text for zero-shot likelihood: a file (optionally gz) with one text per line.
+
+    A model of wrapped texts scores the lines in the same form: joined, and divided into texts of its length.
+
+    Attributes:
+        limit: most texts that are scored, the first that fit the model.
+        detokeniser: see `IngestionConfig.detokeniser`.
+    """
 
     name: str
     path: str
     limit: Rows = 1000
+    detokeniser: Published | None = None
 
     def input_files(self) -> Iterator[tuple[str, str]]:
         yield "path", self.path

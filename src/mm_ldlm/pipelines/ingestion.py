@@ -29,8 +29,13 @@ def prepare_records(
     The vectors that the sources contain become a store below the records.
     """
     from mm_ldlm.data.corpus.ingestion import ingest
+    from mm_ldlm.data.corpus.wrapping import ingest_wrapped
     from mm_ldlm.data.encoders.base import side_store
 
+    if tokenizer.wrap is not None:
+        return ingest_wrapped(
+            ingestion, tokenizer, seed=seed, workspace=records_workspace, quarantine=quarantine_workspace
+        )
     return ingest(
         ingestion, seed=seed, workspace=records_workspace, quarantine=quarantine_workspace,
         tokens=tokenizer, side=side_store(encoder, records_workspace),

@@ -22,8 +22,9 @@ from mm_ldlm.core import SourceError, UnsafePathError
 from mm_ldlm.data.corpus.record import normalise
 from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Row
 
-KINDS = sorted(SOURCES)
-OF_FILES = [kind for kind in KINDS if example_of(kind) is not None]
+OF_FILES = [kind for kind in sorted(SOURCES) if example_of(kind) is not None]
+KINDS = [*OF_FILES, *(kind for kind in sorted(SOURCES) if "path" not in SOURCES.find(kind, at="kind").__annotations__)]
+"""All but the kinds of files that have no rows of their own, such as one long line"""
 LOCAL = [kind for kind in OF_FILES if kind != "hub"]
 QUICK = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\n\r"), max_size=12)

@@ -142,7 +142,7 @@ def test_a_folder_that_was_changed_is_refused(tmp_path: Path, change: dict[str, 
         TextTokenizer.load(tmp_path)
 
 
-@pytest.mark.parametrize("keys", [{"min_length": 9}, {"reduce_vocabulary": True, "name": "corpus"}], ids=str)
+@pytest.mark.parametrize("keys", [{"min_length": 9}, {"max_length": 1, "wrap": {"end": "[SEP]"}}], ids=str)
 def test_contradictory_parameters_are_refused(keys: dict[str, Any], refuses: Callable[..., Any]) -> None:
     with refuses(ConfigurationError, *keys):
         parse(TokenizerConfig, {"max_length": 8, **keys}, at="tokenizer")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from mm_ldlm.core import Bytes, Fraction, PositiveInt, Rows, bounded, config, refuse_if
+from mm_ldlm.data.corpus.detokenising import Published, detokenise_published
 from mm_ldlm.data.corpus.duplicates import NearDuplicateConfig
 from mm_ldlm.data.corpus.filters import LengthConfig
 from mm_ldlm.data.corpus.record import UnicodeForm, normalise
@@ -32,6 +33,7 @@ class IngestionConfig:
             must be a table; the number of a column, from 0, in a file without a header.
         header, delimiter: replace those keys of that source, which must be a CSV file.
         limit: replaces its `max_samples`: only its first rows are read.
+        detokeniser: name of a corpus that was published as tokens, whose texts become text as in publications.
         unicode_form: NFC, NFKC or none.
         collapse_whitespace: replace each run of white space by one space.
         length: bounds in characters and words; bounds in tokens belong to the tokenizer.
@@ -56,6 +58,7 @@ class IngestionConfig:
     header: Header | None = None
     delimiter: Delimiter | None = None
     limit: PositiveInt | None = None
+    detokeniser: Published | None = None
     unicode_form: UnicodeForm = "NFC"
     collapse_whitespace: bool = True
     length: LengthConfig = LengthConfig()
@@ -104,4 +107,5 @@ class IngestionConfig:
 
     def normalise(self, text: str) -> str:
         """Return a text in the form in which it is stored."""
+        text = detokenise_published(text, self.detokeniser)
         return normalise(text, self.unicode_form, collapse_whitespace=self.collapse_whitespace)

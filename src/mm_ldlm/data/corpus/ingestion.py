@@ -54,7 +54,8 @@ def ingest(
     """Fill the record store in `workspace` and the quarantine store. The caller writes the returned manifests.
 
     Given the parameters of the tokenizer, this function also applies the bounds in tokens, so that records, tokens and
-    latents have the same rows in the same order. A vocabulary of the corpus is trained before.
+    latents have the same rows in the same order, unless texts are wrapped (`wrapping`). A vocabulary of the corpus is
+    trained before.
 
     Given a side store, every row needs a value for it, and this function also commits it; its rows are those of the
     records.
@@ -87,6 +88,8 @@ def ingest(
     if tokens is not None:
         tokenizer = _tokenizer(config, opening, tokens, workspace, made_by, fresh)
         limits = [tokenizer.base_fingerprint, tokens.max_length, tokens.min_length, tokens.too_long]
+        if tokens.wrap is not None:
+            tokens = tokenizer = limits = None
     made_by["token_limits"] = fingerprint(limits)
     progress = Progress(folders, made_by=made_by, fresh=fresh)
     write_json(workspace / SOURCES_FILE, _described(config))
@@ -319,6 +322,8 @@ def _fingerprints(config: IngestionConfig, opening: Opening) -> dict[str, str]:
     parameters = {**to_dict(config), "format": FORMAT_VERSION}
     for name in (*SHORT_FORMS, "max_bad_fraction", "replace", "engine"):
         parameters.pop(name)
+    if config.detokeniser is None:  # as before there was this key
+        parameters.pop("detokeniser")
     for plain, source in zip(parameters["sources"], config.sources, strict=True):
         for key, _ in source.files:  # the digests of the files are in the descriptions of the sources
             plain.pop(key, None)

@@ -41,6 +41,25 @@ _FILES = ("tokenizer.json", "vocabulary.json")
 
 
 @config
+class WrapConfig:
+    """What is put between joined texts; a word names a token, such as [SEP], or is one, and null puts nothing.
+
+    Attributes:
+        separator: after each text.
+        start, end: first and last token of each wrapped text, within its `max_length`.
+    """
+
+    separator: str | None = None
+    start: str | None = None
+    end: str | None = None
+
+    @property
+    def ends(self) -> int:
+        """Number of tokens of a wrapped text that are no tokens of its documents."""
+        return (self.start is not None) + (self.end is not None)
+
+
+@config
 class TokenizerConfig:
     """Which tokenizer, how long a sequence may be, and which part of the vocabulary is kept.
 
@@ -56,6 +75,7 @@ class TokenizerConfig:
         too_long: treatment of longer rows: "drop" (quarantine), "truncate" (only the tokens; text and embedding
             stay as they are) or "split" (at word boundaries, each piece becomes a record).
         reduce_vocabulary: keep only tokens that occur in the training split.
+        wrap: join the texts and divide them into texts of exactly `max_length` tokens; `too_long` then has no effect.
     """
 
     name: str = EMBEDDED_NAME
@@ -67,6 +87,7 @@ class TokenizerConfig:
     min_length: Size = 1
     too_long: Literal["drop", "truncate", "split"] = "drop"
     reduce_vocabulary: bool = False
+    wrap: WrapConfig | None = None
 
     def __post_init__(self) -> None:
         refuse_if(
@@ -76,11 +97,10 @@ class TokenizerConfig:
             "max_length",
         )
         refuse_if(
-            self.of_corpus and self.reduce_vocabulary,
-            f"'{OF_CORPUS}' is made from the training texts and keeps all bytes, so that no word is unknown: set "
-            "'reduce_vocabulary' to false",
-            "name",
-            "reduce_vocabulary",
+            self.wrap is not None and self.max_length <= self.wrap.ends,
+            f"a text of {self.max_length} tokens has no room between 'wrap.start' and 'wrap.end'",
+            "max_length",
+            "wrap",
         )
 
     @property

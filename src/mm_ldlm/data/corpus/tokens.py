@@ -1,5 +1,6 @@
 """The token store: the token ids of every record, with the rows and shards of the records; the report of ingestion."""
 
+import dataclasses
 import itertools
 import logging
 from collections import Counter
@@ -17,6 +18,7 @@ from mm_ldlm.data.corpus.ingestion import conservation
 from mm_ldlm.data.corpus.record import PAIR, meta_value
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
+from mm_ldlm.data.corpus.wrapping import TOKEN_IDS
 from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.data.store.writer import Progress
@@ -32,6 +34,7 @@ TOKEN_SCHEMA = pa.schema(
 )
 """Columns of the token store; row i is row i of the records."""
 _BATCH = 8192
+Ints = npt.NDArray[np.int64]
 
 
 def build_tokenizer(records: ShardStore, config: TokenizerConfig) -> TextTokenizer:
@@ -44,11 +47,13 @@ def build_tokenizer(records: ShardStore, config: TokenizerConfig) -> TextTokeniz
     if not config.reduce_vocabulary:
         return tokenizer
     occurs = np.zeros(tokenizer.base_size, bool)
-    for table in records.iter_tables(_BATCH, columns=["text", "split", "meta"]):
-        train = table.filter(pc.equal(table.column("split"), "train"))
-        pairs = [meta_value(meta, PAIR) for meta in train.column("meta").to_pylist()]
-        texts = [*train.column("text").to_pylist(), *(pair for pair in pairs if pair is not None)]
-        occurs[_cut(*tokenizer.encode_base(texts), config.max_length)[0]] = True
+    for start in range(0, len(records), _BATCH):
+        table = records.window(start, min(start + _BATCH, len(records)), columns=["split", "meta"])
+        train = np.flatnonzero(pc.equal(table.column("split"), "train").to_numpy())
+        pairs = [meta_value(meta, PAIR) for meta in table.column("meta").take(train).to_pylist()]
+        seconds = tokenizer.encode_base([pair for pair in pairs if pair is not None])
+        for values, offsets in (_base_ids(records, start + train, tokenizer, config), seconds):
+            occurs[_cut(values, offsets, config.max_length)[0]] = True
     if not occurs.any():
         raise StoreError(
             "tokenizer.reduce_vocabulary keeps the tokens of the training split, but that split is empty. "
@@ -83,7 +88,7 @@ def tokenize_records(
     with shown(desc="tokens", unit="rows", unit_scale=True, total=len(records), initial=ends[finished]) as bar:
         for start, stop in itertools.pairwise(ends[finished:]):
             batches = [range(first, min(first + _BATCH, stop)) for first in range(start, stop, _BATCH)]
-            tables = [_tokens(records.table(rows), tokenizer, config, splits, lengths) for rows in batches]
+            tables = [_tokens(records, rows, tokenizer, config, splits, lengths) for rows in batches]
             done.commit(
                 {"tokens": pa.concat_tables(tables)}, {"splits": splits, "lengths": dict(sorted(lengths.items()))}
             )
@@ -93,18 +98,28 @@ def tokenize_records(
         base_vocab_size=tokenizer.base_size, max_length=config.max_length,
         splits={split: dict(counts) for split, counts in splits.items()},
         lengths={str(length): lengths[length] for length in sorted(lengths)},
+        **({} if config.wrap is None else {"wrap": dataclasses.asdict(config.wrap)}),
     )  # fmt: skip
 
 
+def _base_ids(records: ShardStore, rows: Any, tokenizer: TextTokenizer, config: TokenizerConfig) -> tuple[Ints, Ints]:
+    """Return (values, offsets) of some records, in ids of the entire vocabulary; wrapped ones are stored as tokens."""
+    if config.wrap is None:
+        return tokenizer.encode_base(records.strings("text").take(rows))
+    return ShardStore.open(records.directory / TOKEN_IDS, TOKEN_IDS).lists(TOKEN_IDS).take(rows)
+
+
 def _tokens(
-    table: pa.Table,
+    records: ShardStore,
+    rows: range,
     tokenizer: TextTokenizer,
     config: TokenizerConfig,
     splits: dict[str, Counter[str]],
     lengths: Counter[int],
 ) -> pa.Table:
     """Return the rows of the store for some records, and add their tokens to the counts of the splits and lengths."""
-    values, full_offsets = tokenizer.encode_base(table.column("text").to_pylist())
+    table = records.table(rows)
+    values, full_offsets = _base_ids(records, rows, tokenizer, config)
     base, offsets = _cut(values, full_offsets, config.max_length)
     full, cut = np.diff(full_offsets), np.diff(offsets)
     longest = config.max_length if config.too_long != "truncate" else full.max(initial=0)
@@ -118,12 +133,12 @@ def _tokens(
     unknown = ids == tokenizer.unk_id
     with_unknown = np.isin(np.arange(len(table)), np.repeat(np.arange(len(table)), cut)[unknown])
     for split in SPLITS:
-        rows = pc.equal(table.column("split"), split).to_numpy()
-        where = np.repeat(rows, cut)
+        inside = pc.equal(table.column("split"), split).to_numpy()
+        where = np.repeat(inside, cut)
         splits[split].update(
-            rows=int(rows.sum()), tokens=int(where.sum()), unknown=int((unknown & where).sum()),
-            rows_with_unknown=int((rows & with_unknown).sum()),
-            truncated=int((rows & (full > config.max_length)).sum()),
+            rows=int(inside.sum()), tokens=int(where.sum()), unknown=int((unknown & where).sum()),
+            rows_with_unknown=int((inside & with_unknown).sum()),
+            truncated=int((inside & (full > config.max_length)).sum()),
         )  # fmt: skip
     lengths.update(cut.tolist())
     column = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ids), type=TOKEN_SCHEMA.field(1).type)
@@ -131,9 +146,7 @@ def _tokens(
     return pa.Table.from_arrays(columns, schema=TOKEN_SCHEMA)
 
 
-def _cut(
-    values: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], max_length: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _cut(values: Ints, offsets: Ints, max_length: int) -> tuple[Ints, Ints]:
     """Return the first `max_length` values of each row."""
     lengths = np.diff(offsets)
     inside = np.arange(len(values)) - np.repeat(offsets[:-1], lengths) < max_length
@@ -149,6 +162,11 @@ def ingestion_report(preparation: dict[str, Any], tokens: ShardStore) -> dict[st
     tokens.manifest.require(directory=tokens.directory, records=preparation["fingerprint"])
     log.info("ingestion: %s", conservation(preparation))
     meta = tokens.manifest.meta
+    if (wrapped := preparation.get("wrapped")) is not None:
+        log.info(
+            "wrapping: the %d accepted texts became %d of exactly %d tokens; %d tokens that fill none are left out",
+            wrapped["documents"], len(tokens), meta["max_length"], wrapped["rest"],
+        )  # fmt: skip
     if truncated := sum(counts.get("truncated", 0) for counts in meta["splits"].values()):
         log.warning(
             "%d of %d texts have more than tokenizer.max_length = %d tokens: the model reads and writes only their "

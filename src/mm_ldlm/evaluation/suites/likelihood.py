@@ -21,12 +21,15 @@ import pandas as pd
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.core.files import InputFile
+from mm_ldlm.data.corpus.detokenising import detokenise_published
+from mm_ldlm.data.corpus.wrapping import wrap_of, wrapped
 from mm_ldlm.data.held_out import held_out
 from mm_ldlm.evaluation.bootstrap import Statistic, mean_of_counts, ratio_of_counts
 from mm_ldlm.evaluation.report.inputs import ReportInputs
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, slug
 
 if TYPE_CHECKING:
+    from mm_ldlm.data.corpus.tokenizer import WrapConfig
     from mm_ldlm.evaluation.config import LikelihoodConfig, TextFile
     from mm_ldlm.inference.results import Scores
 
@@ -63,6 +66,7 @@ class Likelihood(Suite):
         cost = partial(model.score, draws=config.draws, seed=given.seed)
         expected = [name for name in PARTS if name == "unconditional" or "latents" in capabilities.fields]
         parts = [name for name in PARTS if PARTS[name][0] in capabilities]
+        wrap = wrap_of(given.dataset.tokens)
         costs: dict[str, Scores] = {
             name: cost(held.texts, ids=held.tokens, latents=held.latents if name == "given_latent" else None)
             for name in parts
@@ -70,10 +74,11 @@ class Likelihood(Suite):
         found: Metrics = {
             "likelihood": capabilities.likelihood,
             "sentences": len(held),
+            "wrapped": wrap is not None,
             "draws": None if capabilities.likelihood == "exact" else config.draws,
             "left_out": [capabilities.refusal(PARTS[name][0]) for name in expected if name not in parts],
-            **{name: _summary(scores, config) for name, scores in costs.items()},
-            "zero_shot": {text.name: _zero_shot(model, text, cost, parts, config) for text in config.other_texts},
+            **{name: _summary(scores, held.texts, config) for name, scores in costs.items()},
+            "zero_shot": {text.name: _zero_shot(model, text, cost, parts, config, wrap) for text in config.other_texts},
         }
         if len(costs) == 2:
             found["latent_bits"] = latent_bits(**costs)
@@ -85,6 +90,7 @@ class Likelihood(Suite):
         for name, suffix in (("unconditional", ""), ("given_latent", ".given_latent")):
             part = metrics.get(name, {})
             found |= {f"nll{suffix}.per_token": part.get("per_token"), f"perplexity{suffix}": part.get("perplexity")}
+            found[f"bits_per_character{suffix}"] = part.get("bits_per_character")
         bits = {f"latent.bits_{name}": value for name, value in metrics.get("latent_bits", {}).items()}
         others = {name: entry.get("unconditional", {}) for name, entry in metrics["zero_shot"].items()}
         return found | bits | {f"nll.{slug(name)}.per_token": part.get("per_token") for name, part in others.items()}
@@ -135,22 +141,27 @@ def _cost_per(unit: str, column: str, rows: pd.DataFrame) -> Statistic:
     return ratio_of_counts(rows[column], rows["tokens"]) if unit == "token" else mean_of_counts(rows[column])
 
 
-def _summary(scores: Scores, config: LikelihoodConfig) -> Metrics:
+def _summary(scores: Scores, texts: Sequence[str], config: LikelihoodConfig) -> Metrics:
     total = per_token(scores.nll, scores.tokens)
     return {
         "per_token": total,
         "tokens_only_per_token": per_token(scores.token_nll, scores.tokens),
         "length_per_sentence": mean(scores.length_nll),
         "perplexity": perplexity(total),
+        "bits_per_character": per_token(scores.nll / math.log(2), [max(len(text), 1) for text in texts]),
         "by_mask_ratio": by_noise_level(scores, buckets=config.buckets),
     }
 
 
 def _zero_shot(
-    model: Any, source: TextFile, cost: Callable[..., Scores], parts: Sequence[str], config: LikelihoodConfig
-) -> Metrics:
-    lines = read_lines(source)
+    model: Any, source: TextFile, cost: Callable[..., Scores], parts: Sequence[str], config: LikelihoodConfig,
+    wrap: WrapConfig | None,
+) -> Metrics:  # fmt: skip
+    lines = [detokenise_published(line, source.detokeniser) for line in read_lines(source)]
     ids = [list(row) for row in model.tokenizer.encode(lines)]
+    if wrap is not None:
+        ids = wrapped(lines, model.tokenizer, wrap, length=model.max_length)
+        lines = model.tokenizer.decode_batch(ids)
     fits = [i for i, row in enumerate(ids) if 1 <= len(row) <= model.max_length]
     chosen = fits[: source.limit]
     if not chosen:
@@ -166,7 +177,7 @@ def _zero_shot(
     }
     for name in parts:
         latents_nd = model.encode(texts, too_long="truncate") if name == "given_latent" else None
-        found[name] = _summary(cost(texts, ids=tokens, latents=latents_nd), config)
+        found[name] = _summary(cost(texts, ids=tokens, latents=latents_nd), texts, config)
     return found
 
 

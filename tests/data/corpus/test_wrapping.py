@@ -1,0 +1,88 @@
+"""Wrapped corpora: every token of the documents, in order, in texts of equal length."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.data.corpus.examples import jsonl
+from tests.kills import kills
+
+from mm_ldlm.core import ConfigurationError, parse
+from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.data.corpus.tokens import build_tokenizer, tokenize_records
+from mm_ldlm.data.corpus.wrapping import ingest_wrapped
+from mm_ldlm.data.store import ShardStore
+
+DOCUMENTS = [f"document {number}: " + "unaffable cats " * (number % 7) for number in range(40)]
+BERT = {"separator": "[SEP]", "start": "[CLS]", "end": "[SEP]"}
+
+
+@pytest.fixture(params=[{}, {"separator": "."}, BERT], ids=["bare", "separated", "framed"])
+def wrap(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return dict(request.param)
+
+
+def limits(wrap: dict[str, Any] | None, **keys: Any) -> TokenizerConfig:
+    return parse(TokenizerConfig, {"max_length": 11, "wrap": wrap, **keys}, at="tokenizer")
+
+
+def made(folder: Path, tokens: TokenizerConfig) -> tuple[ShardStore, dict[str, Any]]:
+    source = {"kind": "jsonl", **jsonl(folder, [{"text": text} for text in DOCUMENTS])}
+    splits = {"validation": 0.3, "test": 0.2}
+    config = parse(IngestionConfig, {"sources": [source], "shard_rows": 8, "splits": splits}, at="ingestion")
+    records, _, report = ingest_wrapped(
+        config, tokens, seed=0, workspace=folder / "records", quarantine=folder / "quarantine"
+    )
+    records.write(folder / "records")
+    return ShardStore.open(folder / "records"), report
+
+
+def test_the_texts_have_every_token_of_the_documents_in_order(tmp_path: Path, wrap: dict[str, Any]) -> None:
+    tokens = limits(wrap)
+    records, report = made(tmp_path, tokens)
+    tokenizer = build_tokenizer(records, tokens)
+    tokenize_records(records, tokenizer, tokens, tmp_path / "tokens").write(tmp_path / "tokens")
+    rows = ShardStore.open(tmp_path / "tokens").table(slice(None)).to_pylist()
+    id_of = {word: tokenizer.base.token_to_id(word) for word in wrap.values()}
+    first, last = ([id_of[wrap[name]]] if name in wrap else [] for name in ("start", "end"))
+    for split in ("train", "validation", "test"):
+        joined = [row["input_ids"] for row, record in zip(rows, records.table(slice(None)).to_pylist(), strict=True)
+                  if record["split"] == split]  # fmt: skip
+        assert all(len(ids) == 11 for ids in joined)
+        assert all(ids[: len(first)] == first and ids[11 - len(last) :] == last for ids in joined)
+        found = [index for ids in joined for index in ids[len(first) : 11 - len(last)]]
+        documents = ShardStore.open(tmp_path / "records" / "documents").table(slice(None)).to_pylist()
+        own = tokenizer.encode([row["text"] for row in documents if row["split"] == split])
+        expected = [index for ids in own for index in [*ids, *([id_of[wrap["separator"]]] if wrap else [])]]
+        assert found == expected[: len(found)]
+        assert len(expected) - len(found) < 11
+    assert report["wrapped"]["rest"] == sum(
+        len(ids) + bool(wrap) for ids in tokenizer.encode([row["text"] for row in documents])
+    ) - sum(11 - len(first) - len(last) for _ in rows)
+
+
+def test_a_killed_run_continues_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    tokens = limits(BERT)
+    expected, _ = made(tmp_path, tokens)
+    whole = {path.name: path.read_bytes() for path in expected.directory.rglob("part-*.arrow")}
+    shutil.rmtree(tmp_path / "records")
+    for _ in kills(lambda: made(tmp_path, tokens)):
+        again, _ = made(tmp_path, tokens)
+        assert again.manifest == expected.manifest
+        assert {path.name: path.read_bytes() for path in again.directory.rglob("part-*.arrow")} == whole
+
+
+def test_characters_are_the_bytes_of_a_corpus_that_occur_in_it(tmp_path: Path) -> None:
+    tokens = limits({"separator": " "}, name="corpus", vocab_size=256, reduce_vocabulary=True)
+    records, _ = made(tmp_path, tokens)
+    tokenizer = build_tokenizer(records, tokens)
+    texts = [row["text"] for row in records.table(slice(None)).to_pylist()]
+    assert tokenizer.vocab_size == len(set("".join(texts))) + 3  # [PAD], [MASK], [UNK]
+    assert {len(text) for text in texts} == {11}
+
+
+def test_a_separator_is_one_token(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.wrap\.separator"):
+        made(tmp_path, limits({"separator": "two words"}))
