@@ -10,9 +10,9 @@ from tests.kills import kills
 
 from mm_ldlm.core import ConfigurationError, parse
 from mm_ldlm.data.corpus.config import IngestionConfig
-from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
+from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, WrapConfig
 from mm_ldlm.data.corpus.tokens import build_tokenizer, tokenize_records
-from mm_ldlm.data.corpus.wrapping import ingest_wrapped
+from mm_ldlm.data.corpus.wrapping import ingest_wrapped, wrapped
 from mm_ldlm.data.store import ShardStore
 
 DOCUMENTS = [f"document {number}: " + "unaffable cats " * (number % 7) for number in range(40)]
@@ -54,10 +54,12 @@ def test_the_texts_have_every_token_of_the_documents_in_order(tmp_path: Path, wr
         assert all(ids[: len(first)] == first and ids[11 - len(last) :] == last for ids in joined)
         found = [index for ids in joined for index in ids[len(first) : 11 - len(last)]]
         documents = ShardStore.open(tmp_path / "records" / "documents").table(slice(None)).to_pylist()
-        own = tokenizer.encode([row["text"] for row in documents if row["split"] == split])
+        texts = [row["text"] for row in documents if row["split"] == split]
+        own = tokenizer.encode(texts)
         expected = [index for ids in own for index in [*ids, *([id_of[wrap["separator"]]] if wrap else [])]]
         assert found == expected[: len(found)]
         assert len(expected) - len(found) < 11
+        assert wrapped(texts, tokenizer, parse(WrapConfig, wrap, at="wrap"), length=11) == joined
     assert report["wrapped"]["rest"] == sum(
         len(ids) + bool(wrap) for ids in tokenizer.encode([row["text"] for row in documents])
     ) - sum(11 - len(first) - len(last) for _ in rows)
