@@ -107,7 +107,7 @@ def test_other_texts_are_scored_up_to_the_length_that_the_model_reads(tmp_path: 
         return scores(count=len(texts))
 
     model = SimpleNamespace(tokenizer=words, max_length=2)
-    found = _zero_shot(model, source, cost, ["unconditional"], LikelihoodConfig())
+    found = _zero_shot(model, source, cost, ["unconditional"], LikelihoodConfig(), None)
     assert (asked, found["sentences"], found["outside_length"]) == (["a", "a b"], 2, 1)
 
 

@@ -98,7 +98,7 @@ class TokenizerConfig:
         )
         refuse_if(
             self.wrap is not None and self.max_length <= self.wrap.ends,
-            f"a text of {self.max_length} tokens has no room between 'wrap.start' and 'wrap.end'",
+            f"max_length {self.max_length} leaves no room between 'wrap.start' and 'wrap.end'",
             "max_length",
             "wrap",
         )
