@@ -158,7 +158,11 @@ class TextModel(FeatureModel, Protocol):
     def __call__(
         self, tokens_BL: Tensor, *, valid_BL: Tensor | None, t_B: Tensor, logits_at: Tensor | None = None
     ) -> TextOutput:
-        """Predict the token of every position, or of the M positions in `logits_at` (B, L), at the times `t_B`."""
+        """Predict the token of every position, or of the M positions in `logits_at` (B, L), at the times `t_B`.
+
+        A model that embeds its tokens by a `models.embeddings.TokenTable` also takes weights (B, L, I) of the first I
+        ids in place of the ids.
+        """
 
     def length_logits(self) -> Tensor:
         """Return unnormalised log-probabilities (N,) float32 of the lengths 1..N."""

@@ -24,6 +24,12 @@ class TokenTable(nn.Embedding):
     def init_weights(self, generator: torch.Generator) -> None:
         trunc_normal_(self.weight, std=0.02, generator=generator)
 
+    def forward(self, input: Tensor) -> Tensor:
+        """Look up ids (…,), or mix the vectors of the first I ids by weights (…, I)."""
+        if input.is_floating_point():
+            return input @ self.weight[: input.shape[-1]]
+        return super().forward(input)
+
 
 class LatentTokens(nn.Module):
     """Map a vector to K tokens with learned positions."""
