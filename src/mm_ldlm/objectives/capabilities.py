@@ -55,6 +55,8 @@ class Capabilities:
         process: configuration of the text process, whose properties decide the samplers that fit; None if the model is
             not a diffusion model.
         guided: the uses whose text samplers accept a guidance other than 1, given a condition.
+        only_sampler: the kind of text sampler without which the run writes no text, because its model reads what this
+            sampler denoises with the text; None if every sampler that fits the process does.
         trained_as: the objective in words, for messages: "objective multimodal, modes l2t, t2l".
     """
 
@@ -65,6 +67,7 @@ class Capabilities:
     joint_orders: tuple[str, ...] = ()
     process: TextProcessConfig | None = None
     guided: frozenset[str] = frozenset()
+    only_sampler: str | None = None
     trained_as: str
 
     def __post_init__(self) -> None:
@@ -127,6 +130,9 @@ class Capabilities:
             return str(reason)
         if (field := getattr(sampler, "denoises", None)) is not None and field not in self.fields:
             return unfit(sampler.kind, f"a model of the field '{field}'", self.process)
+        if self.only_sampler not in (None, sampler.kind):
+            needs = f"a model of texts only; this run denoises {', '.join(self.fields)} with the text"
+            return unfit(sampler.kind, needs, self.process, instead=f"'{self.only_sampler}'")
         scale = getattr(getattr(sampler, "draw", None), "guidance", 1.0)
         if scale == 1.0 or ((given_latent or field is not None) and use in self.guided):
             return None

@@ -154,6 +154,7 @@ class CcddObjectiveConfig(TextDiffusionConfig):
             untrained_lengths={"unconditional": no_lengths},
             process=self.process,
             guided=frozenset({"unconditional"} if drops else ()),
+            only_sampler=None if drops else "joint_states",
             trained_as=f"objective {self.kind}, process {self.process.kind}, "
             f"condition_dropout {self.condition_dropout}",
         )
