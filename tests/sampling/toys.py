@@ -238,7 +238,10 @@ def recorded(recorder: Recorder, made: TextSample, traced: TextSample) -> None:
             assert bool((numbers_LN[seen_L, :MOST_PROBABLE].diff(dim=1) <= 0).all()), "the most probable word is first"
             assert bool((numbers_LN[seen_L, -1] >= 0).all()), "entropies"
             seen.append(torch.nn.functional.pad(numbers_LN[:, -2], (0, count - len(frame.tokens)), value=torch.nan))
-        distance_L = (torch.stack(seen) - made.log_probs[row][real_L].double().exp()).abs().nan_to_num(2.0).amin(dim=0)
+        seen_FL, found_L = torch.stack(seen), made.log_probs[row][real_L].double().exp()
+        if len({len(frame.tokens) for frame in frames}) > 1:  # a token may have moved since it was written
+            seen_FL = seen_FL.reshape(-1, 1)
+        distance_L = (seen_FL - found_L).abs().nan_to_num(2.0).amin(dim=0)
         assert bool((distance_L[made.steps[row][real_L] >= 0] < 1e-6).all()), (
             "with which probability a word was written"
         )

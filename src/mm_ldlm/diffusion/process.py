@@ -55,6 +55,8 @@ class TextProcessConfig(Protocol):
     """Stores of the dataset that the process is made from"""
     only_masks: ClassVar[bool] = False
     """Whether [MASK] is the only noise and unmasked tokens are final; such a process has a `mask_schedule`."""
+    fixed_length: ClassVar[bool] = True
+    """Whether a canvas fixes the number of tokens; otherwise only samplers of the process itself fit"""
     revises: ClassVar[bool] = False
     """Whether noise includes words, so that a written token may change again"""
     predicts_scores: ClassVar[bool] = False

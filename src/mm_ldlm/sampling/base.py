@@ -81,8 +81,9 @@ class DiffusionSampler(Overridable, ABC):
         return self.steps * (1 if self.guidance == 1.0 else 2)
 
     def refusal(self, process: TextProcessConfig | None) -> str | None:
-        """See `TextSampler.refusal`. Every process fits."""
-        return unfit(self.kind, "a diffusion model", process) if process is None else None
+        """See `TextSampler.refusal`. Every process of texts of a fixed length fits."""
+        fits = process is not None and process.fixed_length
+        return None if fits else unfit(self.kind, "a diffusion model of texts of a given length", process)
 
     def sample(self, canvas: Canvas) -> TextSample:
         """See `TextSampler.sample`; subclasses define `write`, for canvases that fit."""
@@ -117,5 +118,7 @@ def unfit(kind: str, needs: str, process: TextProcessConfig | None, *, instead: 
     found = (
         "this model has no diffusion process" if process is None else f"this model was trained with '{process.kind}'"
     )
-    remedy = "Leave the sampler out" if process is None else f"Choose the sampler {instead}"
+    remedy = (
+        f"Choose the sampler {instead}" if process is not None and process.fixed_length else "Leave the sampler out"
+    )
     return f"sampler '{kind}' needs {needs}; {found}. {remedy}."

@@ -83,6 +83,18 @@ def test_spaces_at_the_end_of_a_text_and_before_a_word_stay(cased: TextTokenizer
         assert rewritten("A  dog B", canvas, cased).filled(ids_of(cased, *whole), cased) == kept
 
 
+@pytest.mark.parametrize("words", [[[], []], [["dog"], ["the", "dog"]], [["the"], []]])
+def test_gaps_of_any_number_of_tokens_keep_the_letters_of_the_text(
+    wordpiece: TextTokenizer, words: list[list[str]]
+) -> None:
+    template, canvas = with_masks("Émile [MASK] in  THE [MASK] Garden", "[MASK]", wordpiece)
+    tokens, found = list[int](), iter(ids_of(wordpiece, *some) for some in words)
+    for token in canvas:
+        tokens += next(found) if token == wordpiece.mask_id else [token]
+    text = template.regapped(canvas, tokens).filled(tokens, wordpiece)
+    assert re.sub(r"\s+", " ", text) == " ".join(["Émile", *words[0], "in THE", *words[1], "Garden"])
+
+
 def edited(tokenizer: TextTokenizer, text: str, changes: dict[int, str]) -> str:
     tokens = tokenizer.encode([text])[0]
     canvas = [tokenizer.mask_id if place in changes else token for place, token in enumerate(tokens)]

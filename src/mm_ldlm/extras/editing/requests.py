@@ -43,9 +43,10 @@ def infill(
     mask: str = "[MASK]",
     seed: int = 0,
 ) -> Texts:
-    """Fill the gaps of texts, each with one token, given a latent or unconditionally.
+    """Fill the gaps of texts, given a latent or unconditionally.
 
-    Everything else in a text stays verbatim, also words that are [UNK] to the model.
+    A gap is filled with one token, or with any number of tokens by a model that chooses its lengths. Everything else
+    in a text stays verbatim, also words that are [UNK] to the model.
 
     Args:
         latents: raw latent of each text, given which its gaps are filled; by default they are filled without one.
@@ -70,6 +71,9 @@ def infill(
     latents_nd = None if raw_nd is None else model.standardised(raw_nd)
     config = model.text_sampler(sampler, steps, temperature)
     written = model.writer.write(canvases, latents_nd=latents_nd, sampler=config, seed=seed)
+    if not model.model.has_length:
+        parts = zip(templates, canvases, written.tokens, strict=True)
+        templates = [template.regapped(canvas, row) for template, canvas, row in parts]
     made = model.texts(written, listed, raw_nd, texts=_filled(model, templates, written))
     return replace(made, unknown=model.unknown(canvases))  # the marks of the gaps are not words of the text
 

@@ -6,7 +6,7 @@ the positions of its gaps, and only the tokens of the gaps are decoded.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 
@@ -28,6 +28,21 @@ class Template:
     kept: tuple[str, ...]
     gaps: tuple[tuple[int, int], ...]
     own_spacing: bool
+
+    def regapped(self, canvas: Sequence[int], tokens: Sequence[int]) -> "Template":
+        """Return the template with its gaps at their places in `tokens`, where they may have any number of tokens.
+
+        `canvas` are the ids of the text with masks in the gaps. Where the written tokens repeat those between two gaps,
+        the first occurrence counts as the given one.
+        """
+        gaps, place = list[tuple[int, int]](), self.gaps[0][0]
+        for (_, stop), (start, _) in itertools.pairwise((*self.gaps, (len(canvas), 0))):
+            after, end = [*canvas[stop:start]], len(tokens) - (start - stop)
+            if start < len(canvas):
+                end = next(at for at in range(place, end + 1) if [*tokens[at : at + len(after)]] == after)
+            gaps.append((place, end))
+            place = end + len(after)
+        return replace(self, gaps=tuple(gaps))
 
     def filled(self, tokens: Sequence[int], tokenizer: TextTokenizer) -> str:
         """Return the text whose gaps contain the words of `tokens`, the ids of the whole text.

@@ -1,0 +1,7 @@
+"""FlexMDM: masked diffusion with insertion, whose texts find their own length."""
+
+COMPONENTS: dict[str, dict[str, str]] = {
+    "objectives": {"flexmdm": "mm_ldlm.families.flexmdm.objective:FlexMDMConfig"},
+    "models": {"insertion_dit": "mm_ldlm.families.flexmdm.model:InsertionDiTConfig"},
+    "text_samplers": {"insertion": "mm_ldlm.families.flexmdm.sampler:InsertionSampler"},
+}
