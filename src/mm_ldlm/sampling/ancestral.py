@@ -137,10 +137,10 @@ def reverse_process(canvas: Canvas, sampler: DiffusionSampler) -> TextSample:
         rows_A = scored_BL.any(dim=1).nonzero().squeeze(1)
         if not rows_A.numel():
             break
-        t_B = time_of(step, steps, canvas.tokens)
+        t_B, s_B = (time_of(at, steps, canvas.tokens) for at in (step, step + 1))
         found = canvas.guided_log_x0(sample.tokens, t_B, rows_A, scored_BL, guidance=draw.guidance)
         sample = reverse_step(
-            process, sample, scored_BL, *found, step=step, steps=steps, generator=canvas.generator, draw=draw
+            process, sample, scored_BL, *found, step=step, t_B=t_B, s_B=s_B, generator=canvas.generator, draw=draw
         )
         sample = sample.called(rows_A, guidance=draw.guidance)
     return sample
@@ -154,18 +154,18 @@ def reverse_step(
     output_MV: Tensor,
     *,
     step: int,
-    steps: int,
+    t_B: Tensor,
+    s_B: Tensor,
     generator: RowGenerator,
     draw: Draw,
 ) -> TextSample:
-    """Write x_s at the scored positions by one reverse step; `generator` is that of all steps.
+    """Write x_s at the scored positions by one reverse step from t to s; `generator` is that of all steps.
 
     `output_MV` is the model's output. It is read only if it is scores and `draw` leaves x_θ as it is.
     """
     canvas_BL, row_M, stream = sample.tokens, scored_BL.nonzero()[:, 0], generator.fork(step)
     uniform_BL2 = torch.stack([stream.fork(name).uniform(canvas_BL.shape[1]) for name in ("unmask", "token")], dim=-1)
-    t_M, s_M = (time_of(at, steps, canvas_BL)[row_M] for at in (step, step + 1))
-    noisy_M, uniform_M2 = canvas_BL[scored_BL], uniform_BL2[scored_BL]
+    t_M, s_M, noisy_M, uniform_M2 = t_B[row_M], s_B[row_M], canvas_BL[scored_BL], uniform_BL2[scored_BL]
     if process.traits.predicts_scores and draw == Draw():
         drawn_M = process.score_step(output_MV, noisy_M, t_M=t_M, s_M=s_M, uniform_M2=uniform_M2)
     else:

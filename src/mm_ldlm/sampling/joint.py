@@ -70,14 +70,15 @@ def together(canvas: Canvas, *, dim: int, draw: Draw, latent: DdimConfig) -> tup
     every_B = torch.arange(len(z_Bd), device=z_Bd.device)
     previous_Bd: Tensor | None = None
     for step, (now, then) in enumerate(pairwise(points)):
-        t_B, scored_BL = time_of(step, latent.steps, canvas.tokens), process.scored(text.tokens, canvas.writable_BL)
+        t_B, s_B = (time_of(at, latent.steps, canvas.tokens) for at in (step, step + 1))
+        scored_BL = process.scored(text.tokens, canvas.writable_BL)
         t_latent_B = torch.full_like(t_B, now.t, dtype=torch.float32)
         logits_MV, prediction_Bd = denoise.predict(text.tokens, t_B.float(), z_Bd, t_latent_B, scored_BL, previous_Bd)
         noisy_M, t_M = text.tokens[scored_BL], t_B[scored_BL.nonzero()[:, 0]]
         log_x0_MV = process.log_x0(process.x0_logits(logits_MV, noisy_M, t_M), noisy_M)
         canvas.observe(text.tokens, scored_BL, log_x0_MV)
         text = reverse_step(
-            process, text, scored_BL, log_x0_MV, logits_MV, step=step, steps=latent.steps, generator=generator,
+            process, text, scored_BL, log_x0_MV, logits_MV, step=step, t_B=t_B, s_B=s_B, generator=generator,
             draw=draw,
         ).called(every_B)  # fmt: skip
 

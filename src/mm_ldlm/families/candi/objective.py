@@ -154,7 +154,7 @@ class CandiSampler(UnmaskingSampler):
             x0_BLI = torch.zeros_like(z_BLI).masked_scatter(scored_BL[..., None], x0_MI)
             z_BLI = denoise.noise.flow(z_BLI, x0_BLI, *(process.mask_probability(at_B) for at_B in (t_B, s_B)))
             sample = reverse_step(
-                process, sample, scored_BL, log_x0_MV, logits_MV, step=step, steps=self.steps,
+                process, sample, scored_BL, log_x0_MV, logits_MV, step=step, t_B=t_B, s_B=s_B,
                 generator=canvas.generator, draw=self.draw,
             ).called(rows_A)  # fmt: skip
         return sample

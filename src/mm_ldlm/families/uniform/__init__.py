@@ -5,5 +5,8 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "uniform": "mm_ldlm.families.uniform.uniform:UniformConfig",
         "gidd": "mm_ldlm.families.uniform.gidd:GiddConfig",
     },
-    "text_samplers": {"self_correction": "mm_ldlm.families.uniform.self_correction:SelfCorrectionConfig"},
+    "text_samplers": {
+        "psi": "mm_ldlm.families.uniform.psi:PsiConfig",
+        "self_correction": "mm_ldlm.families.uniform.self_correction:SelfCorrectionConfig",
+    },
 }
