@@ -148,7 +148,7 @@ def outputs_of(found: Any) -> dict[str, Tensor]:
 
 def configs_of(kind: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the configurations of an objective and of a small model that it trains, `_model` of the options."""
-    own = {key: value for key, value in options.items() if key != "_model"}
+    own = {key: value for key, value in options.items() if not key.startswith("_")}
     model = {**CASES.models.get(kind, {"kind": "dit"}), **options.get("_model", {})}
     config = parse_kind(OBJECTIVES, {"kind": kind, **own}, at="objective")
     return config, parse_kind(MODELS, model_options(model.pop("kind"), model), at="model")
@@ -157,7 +157,8 @@ def configs_of(kind: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
 def root_of(
     kind: str, options: Mapping[str, Any], *, fixed_shapes: bool = False, stirred: bool = True
 ) -> TrainableRoot:
-    """Build an objective with a small model that it trains."""
+    """Build an objective with a small model that it trains; `_stirred` of the options says that nothing is left to learn
+    at its initial weights."""
     config, model = configs_of(kind, options)
     shape = SHAPE.__class__(**{**vars(SHAPE), "noise_ids": config.noise_ids(SHAPE, **stores_of(config))})
     root = build_root(
@@ -166,7 +167,7 @@ def root_of(
     )  # fmt: skip
     root.objective.set_token_counts(lambda: torch.arange(1, 1 + shape.first_noise_id))
     root.objective.set_training_length(100)
-    return stir(root) if stirred else root
+    return stir(root) if stirred or options.get("_stirred") else root
 
 
 def random_batch(shape: DataShape = SHAPE, *, examples: int = 4, filling: int = 0, seed: int = 0) -> Batch:

@@ -27,5 +27,10 @@ OPTIONS = {
         {"p_uniform": 0.3, "loss_weighting": "elbo"},
         {"p_uniform": 0.5, "gamma": 2.0},
     ],
+    ("objectives", "duo"): [{}, {"curriculum": 1.0, "temperature": 0.1}, {"curriculum": 1.0, "temperature": 0.0}],
+    ("objectives", "duo_distillation"): [
+        {"rounds": rounds, "_stirred": True}
+        for rounds in (4, 5)  # step 50 of 100 begins the third of four rounds
+    ],
 }
 LAWS = {"uniform": Others(replacing), "gidd": Others(mixture)}

@@ -1,6 +1,5 @@
 """Exact and near duplicates: a map of digests, and MinHash."""
 
-import functools
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -64,20 +63,12 @@ class NearDuplicateConfig:
 
     def signature(self, form: str) -> Any:
         """Compute the MinHash of a comparison form, without the state for further updates."""
-        from datasketch import LeanMinHash
+        from datasketch import LeanMinHash, MinHash
 
         size = self.shingle_characters
-        sketch = _empty_sketch(self.num_perm).copy()
+        sketch = MinHash(num_perm=self.num_perm)
         sketch.update_batch({form[i : i + size].encode() for i in range(max(1, len(form) - size + 1))})
         return LeanMinHash(sketch)
-
-
-@functools.cache
-def _empty_sketch(num_perm: int) -> Any:
-    """Make a MinHash, whose permutations take longer than the shingles of a sentence."""
-    from datasketch import MinHash
-
-    return MinHash(num_perm=num_perm)
 
 
 class NearDuplicates:

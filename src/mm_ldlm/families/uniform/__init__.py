@@ -1,9 +1,16 @@
-"""Diffusion with words as noise: uniform noise and GIDD."""
+"""Diffusion with words as noise: uniform noise with Duo's training, distillation and samplers, and GIDD.
+
+Duo has no process besides uniform noise, so that its objectives are next to it.
+"""
 
 COMPONENTS: dict[str, dict[str, str]] = {
     "text_processes": {
         "uniform": "mm_ldlm.families.uniform.uniform:UniformConfig",
         "gidd": "mm_ldlm.families.uniform.gidd:GiddConfig",
+    },
+    "objectives": {
+        "duo": "mm_ldlm.families.uniform.duo:DuoConfig",
+        "duo_distillation": "mm_ldlm.families.uniform.distillation:DistillationConfig",
     },
     "text_samplers": {
         "psi": "mm_ldlm.families.uniform.psi:PsiConfig",
