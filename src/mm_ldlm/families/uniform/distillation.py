@@ -9,13 +9,14 @@ B examples, L positions, M scored positions, N words.
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core import Layers, Repeats, config
+from mm_ldlm.core import Repeats, bounded, config
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.distributed.parallel import full
 from mm_ldlm.families.uniform.duo import GaussianText, GaussianTextConfig, Kept
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses
@@ -35,7 +36,7 @@ class DistillationConfig(GaussianTextConfig):
     kept_first: Kept = 0.999
     kept_last: Kept = 0.005
     grid: Repeats = 512
-    rounds: Layers = 5
+    rounds: Annotated[int, bounded(gt=0, le=32)] = 5
 
     def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "Distillation":
         return Distillation(self, shape, fixed_shapes=fixed_shapes)
@@ -71,7 +72,7 @@ class Distillation(GaussianText):
         number = self.round_of(step)
         if step == 0 or number != self.round_of(step - 1):
             for name, parameter in self.student():
-                self.teacher.get_buffer(name).copy_(parameter.detach())
+                self.teacher.get_buffer(name).copy_(full(parameter.detach()))
         delta = min(2**number / self.config.grid, 1.0)
         t_B = (text_times(self.process, batch, generator).double() + delta).clamp_max(1.0)
         gammas = self.gamma(t_B), self.gamma(t_B - delta)

@@ -116,7 +116,7 @@ class Duo(GaussianText):
         noisy, slope_B = self.noisy_texts(latents_BLN, gamma_B, batch)
         inputs = self.mixtures(latents_BLN, batch) if self.config.temperature > 0 else noisy.tokens_BL
         tokens, losses = self.predict(lambda _, **given: model(inputs, **given), batch, noisy, generator)
-        # from the integral over t to the mean over the times that were drawn, uniform in γ (Duo, eq. 16)
+        # the integral over t of the NELBO as a mean over times that are uniform in γ
         weight_BL = (slope_B * (self.gamma_last - self.gamma_first))[:, None].expand_as(noisy.scored_BL)
         weight_M = weight_BL.flatten() if len(tokens.t) == weight_BL.numel() else weight_BL[noisy.scored_BL]
         weighted = tokens.found._replace(weighted_M=tokens.found.weighted_M * weight_M.float())
