@@ -85,16 +85,21 @@ class TextTransformer(nn.Module):
         c_BC: Tensor,
         latent_BKD: Tensor | None = None,
         added_BLD: Tensor | None = None,
+        positions_L: Tensor | None = None,
     ) -> Tensor:
-        """Compute the output (B, L, D) of the last block; `mask` is that of `layers.key_mask`, and `added_BLD` is added
-        to the embeddings of the tokens.
+        """Compute the output (B, L, D) of the last block.
+
+        Args:
+            mask: the keys that may be read, as of `layers.key_mask`, or (B, 1, L, L) with a row for each position.
+            added_BLD: is added to the embeddings of the tokens.
+            positions_L: the position of each token in its text; by default 0 to L − 1.
         """
-        L = tokens_BL.shape[1]
-        x_BLD = (self.text_embedding(tokens_BL) + self.positions.weight[:L]).float()
+        at = slice(tokens_BL.shape[1]) if positions_L is None else positions_L
+        x_BLD = (self.text_embedding(tokens_BL) + self.positions.weight[at]).float()
         x_BLD = x_BLD if added_BLD is None else x_BLD + added_BLD
         silu_c_BC = F.silu(c_BC)
         for block in self.blocks:
-            inputs = ((x_BLD,), silu_c_BC, (self.rope_L2e[:L],), mask, (True,), latent_BKD)
+            inputs = ((x_BLD,), silu_c_BC, (self.rope_L2e[at],), mask, (True,), latent_BKD)
             (x_BLD,) = run_block(block, *inputs, config=self.config, training=self.training)
         return x_BLD
 

@@ -22,6 +22,7 @@ class NoisyTexts(NamedTuple):
 
     tokens_BL: Tensor
     t_B: Tensor
+    """(B,), or (B, L) where the parts of a text have times of their own"""
     scored_BL: Tensor
     """positions whose logits the loss needs"""
 
@@ -74,7 +75,7 @@ def score_tokens(process: TextProcess, logits: Tensor, batch: Batch, noisy: Nois
     """
     _require(logits, process.vocab_size, "shape.vocab_size ids")
     scored_BL = noisy.scored_BL
-    targets_BL, t_BL = batch.tokens_BL, noisy.t_B[:, None].expand_as(scored_BL)
+    targets_BL, t_BL = batch.tokens_BL, noisy.t_B.view(len(scored_BL), -1).expand_as(scored_BL)
     if logits.dim() == 2:
         targets, tokens, t, scored = (x[scored_BL] for x in (targets_BL, noisy.tokens_BL, t_BL, scored_BL))
     else:

@@ -30,6 +30,7 @@ Logits = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 Each call returns a new tensor, because samplers write into it.
 """
+Write = Callable[["Canvas"], "TextSample"]
 Where = Tensor | tuple[Tensor, Tensor]
 """Positions of a canvas: bool (B, L), or the rows and the columns of M positions, row by row."""
 Observe = Callable[[Tensor, Where, Tensor], None]
@@ -41,6 +42,11 @@ expected mask ratio is that of the text, so that the model's output depends only
 
 def unobserved(tokens_BL: Tensor, evaluated: Where, log_x0_MV: Tensor) -> None:
     """Record nothing of a step."""
+
+
+def undivided(canvas: "Canvas", write: "Write") -> "TextSample":
+    """Write a canvas at once."""
+    return write(canvas)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +75,8 @@ class Canvas:
     """Number of positions that the model reads at once; None: no limit"""
     observe: Observe = unobserved
     """Receives every prediction of the model (`sampling.traces`)"""
+    divide: Callable[["Canvas", "Write"], "TextSample"] = undivided
+    """Calls the sampler's method `write`: once, or for each part of a text that the model writes part by part"""
 
     @property
     def diffusion(self) -> TextProcess:
@@ -140,7 +148,7 @@ class TextSample:
     def start(cls, tokens_BL: Tensor) -> "TextSample":
         """Make a sample in which nothing is written."""
         nothing_BL = torch.zeros(tokens_BL.shape, dtype=torch.float32, device=tokens_BL.device)
-        return cls(tokens_BL, nothing_BL, torch.full_like(tokens_BL, -1), torch.zeros_like(tokens_BL[:, 0]), 0)
+        return cls(tokens_BL, nothing_BL, torch.full_like(tokens_BL, -1), tokens_BL.new_zeros(len(tokens_BL)), 0)
 
     def written(self, where_BL: Tensor, tokens_BL: Tensor, log_probs_BL: Tensor, step: int) -> "TextSample":
         """Write the tokens at these positions."""
