@@ -1,0 +1,6 @@
+"""BD3-LM: masked diffusion within blocks of a text, one block after another, with a key-value cache."""
+
+COMPONENTS: dict[str, dict[str, str]] = {
+    "objectives": {"block_diffusion": "mm_ldlm.families.bd3lm.objective:BlockDiffusionConfig"},
+    "models": {"block_dit": "mm_ldlm.families.bd3lm.model:BlockDiTConfig"},
+}
