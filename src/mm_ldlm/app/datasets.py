@@ -280,8 +280,8 @@ class FolderDataset(_MarkedFolder):
 class ValidatedDataset(_MarkedFolder):
     """Dataset of a folder with `dataset.json`; it loads as `data.dataset.Dataset`. Saving receives folders by name."""
 
-    def load(self) -> Dataset:
-        return Dataset.open(self._path)
+    def load(self) -> Dataset | None:
+        return None if self._optional and not self._exists() else Dataset.open(self._path)
 
     def save(self, data: Mapping[str, Path]) -> None:
         commit(self._path, stores=data)

@@ -31,7 +31,7 @@ TIMINGS = "timings"
 """Catalog entry with the seconds of each pipeline in its last run"""
 _ON_HOSTS = {"embedding", "training"}
 """Pipelines that several hosts run together"""
-_PAGES = {"report", "comparison_report", "sts_scores", "audit_report"}
+_PAGES = {"report", "comparison_report", "score_card_report", "sts_scores", "audit_report"}
 """Outputs that contain the scores of others"""
 _OF_A_RUN = {"sampling", "evaluation", "reporting", "sts"}
 """Pipelines that use a run that is chosen by its path"""

@@ -145,6 +145,14 @@ class Bootstrap:
         }
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for their number (Holm 1979)."""
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(np.argsort(p_values, kind="stable")):
+        corrected[place] = largest = min(1.0, max(largest, p_values[place] * (len(p_values) - rank)))
+    return corrected
+
+
 # -- statistics as functions of counts -------------------------------------------------------------------------------
 
 

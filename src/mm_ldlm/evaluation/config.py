@@ -173,8 +173,8 @@ class GenerationConfig:
     """Parameters of the generation suite.
 
     Attributes:
-        causal_model: folder or hub name of a causal language model that scores the unconditional samples; null omits
-            generative perplexity (diversity is always reported).
+        causal_model: folder or hub name of a causal language model, or a run folder with exact likelihoods, that scores
+            the unconditional samples; null omits generative perplexity (diversity is always reported).
         mauve: compute MAUVE, which needs the package mauve-text.
     """
 

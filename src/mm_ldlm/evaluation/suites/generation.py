@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -23,7 +24,8 @@ from mm_ldlm.data.held_out import held_out, texts_of_split
 from mm_ldlm.evaluation.report.inputs import ReportInputs, described_sampler
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite, token_rows
 from mm_ldlm.evaluation.suites.likelihood import per_token, perplexity
-from mm_ldlm.training.checkpoints.provenance import MADE_BY
+from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_of
+from mm_ldlm.training.checkpoints.reference import CHECKPOINTS
 
 if TYPE_CHECKING:
     from mm_ldlm.evaluation.config import GenerationConfig
@@ -74,9 +76,9 @@ class Generation(Suite):
                 **diversity(tokens[name], self_bleu_texts=config.self_bleu_texts, seed=seed),
             }
         if config.causal_model:
-            model = CausalModel(config.causal_model, revision=config.revision, device=str(given.model.device))
+            judge = judge_of(config, device=given.model.device)
             for name, some in texts.items():
-                found[name] |= _generative(model, some, config)
+                found[name] |= generative_perplexity(judge, some, batch_size=config.batch_size)
         if config.mauve:
             found["mauve"] = mauve(texts["generated"], real.texts, featurizer=config.mauve_model, seed=seed)
         return found, None
@@ -108,18 +110,6 @@ class Generation(Suite):
         return {"sampler": described_sampler(how["unconditional"]["text"])}
 
 
-def _generative(model: CausalModel, texts: Sequence[str], config: GenerationConfig) -> Metrics:
-    nll_N, count_N = model.nll(texts, batch_size=config.batch_size)
-    scored = count_N > 0  # a text of one token scores nothing where there is no start token
-    if not scored.any():
-        raise EvaluationError(
-            f"Expected texts with tokens to score by '{model.name}', found none among {len(texts)}. Use another model."
-        )
-    rate = per_token(nll_N[scored], count_N[scored])
-    value = perplexity(rate)
-    return {"causal_model": model.name, "nll_per_token": rate, "perplexity": value and value["value"]}
-
-
 # -- metrics ----------------------------------------------------------------------------------------------------------
 
 
@@ -135,11 +125,18 @@ def diversity(rows: Sequence[Sequence[int | str]], *, self_bleu_texts: int = 200
     """
     grams = {n: [tuple(row[i : i + n]) for row in rows for i in range(len(row) - n + 1)] for n in ORDERS}
     return {
-        "entropy_sample": float(np.mean([_entropy(row) for row in rows])),
-        "entropy_corpus": _entropy([token for row in rows for token in row]),
+        **entropies(rows),
         "distinct": {n: len(set(some)) / len(some) if some else 0.0 for n, some in grams.items()},
         "self_bleu": self_bleu(rows, texts=self_bleu_texts, seed=seed),
         "unique": len({tuple(row) for row in rows}) / len(rows),
+    }
+
+
+def entropies(rows: Sequence[Sequence[int | str]]) -> dict[str, float]:
+    """Compute the two entropies of `diversity`."""
+    return {
+        "entropy_sample": float(np.mean([_entropy(row) for row in rows])),
+        "entropy_corpus": _entropy([token for row in rows for token in row]),
     }
 
 
@@ -157,9 +154,53 @@ def self_bleu(rows: Sequence[Sequence[Any]], *, texts: int = 200, seed: int = 0)
     if len(rows) > texts:
         chosen = np.random.default_rng([seed, 0x5B]).choice(len(rows), size=texts, replace=False)
         rows = [rows[i] for i in sorted(chosen)]
-    metric, words = BLEU(tokenize="none", effective_order=True), [" ".join(map(str, row)) for row in rows]
-    scores = [metric.sentence_score(text, words[:i] + words[i + 1 :]).score for i, text in enumerate(words)]
+    metric, joined = BLEU(tokenize="none", effective_order=True), [" ".join(map(str, row)) for row in rows]
+    scores = [metric.sentence_score(text, joined[:i] + joined[i + 1 :]).score for i, text in enumerate(joined)]
     return float(np.mean(scores))
+
+
+def judge_of(config: GenerationConfig, *, device: Any) -> CausalModel | CausalRun:
+    """Load the model that scores generated texts."""
+    name = str(config.causal_model)
+    if (Path(name) / CHECKPOINTS).is_dir():
+        return CausalRun(name, device=device)
+    return CausalModel(name, revision=config.revision, device=str(device))
+
+
+def generative_perplexity(judge: CausalModel | CausalRun, texts: Sequence[str], *, batch_size: int = 16) -> Metrics:
+    """Compute the nats per token and the perplexity of texts under another model, in the tokens of that model."""
+    nll_N, count_N = judge.nll(texts, batch_size=batch_size)
+    scored = count_N > 0  # a text of one token scores nothing where there is no start token
+    if not scored.any():
+        raise EvaluationError(
+            f"Expected texts with tokens to score by '{judge.name}', found none among {len(texts)}. Use another model."
+        )
+    rate = per_token(nll_N[scored], count_N[scored])
+    value = perplexity(rate)
+    return {"causal_model": judge.name, "nll_per_token": rate, "perplexity": value and value["value"]}
+
+
+class CausalRun:
+    """Run of this project with exact likelihoods, that scores texts.
+
+    The end of a text is scored too, and not counted as a token. Texts of more tokens than the run reads are truncated.
+    """
+
+    def __init__(self, path: str, *, device: Any = None) -> None:
+        from mm_ldlm.inference import MMLDLM
+
+        self.name, self.model = path, MMLDLM.from_run(path, device=device)
+        if self.model.capabilities.likelihood != "exact":
+            raise EvaluationError(
+                f"evaluation.generation.causal_model: expected a run with exact likelihoods, found '{path}' "
+                f"({self.model.capabilities.trained_as}). Give a run of the objective autoregressive."
+            )
+        self.weights = weights_of(cast(Path, self.model.parts.checkpoint), use_ema=True)
+
+    def nll(self, texts: Sequence[str], *, batch_size: int = 16) -> tuple[np.ndarray, np.ndarray]:
+        """Compute (nats per text, tokens per text) in the run's own tokens; the run chooses its batches itself."""
+        scores = self.model.score(texts, ids=self.model.ids(texts, too_long="truncate"))
+        return scores.nll, scores.tokens.astype(np.float64)
 
 
 class CausalModel:
@@ -252,7 +293,12 @@ def attested_bigrams(groups: Sequence[Sequence[str]], training_texts: Iterable[s
 
 
 def _bigrams(text: str) -> list[tuple[str, str]]:
-    return list(pairwise(["", *_WORDS.findall(normal_form(text)), ""]))
+    return list(pairwise(["", *words(text), ""]))
+
+
+def words(text: str) -> list[str]:
+    """Split a text into words and punctuation marks in normal form."""
+    return _WORDS.findall(normal_form(text))
 
 
 def normal_form(text: str) -> str:

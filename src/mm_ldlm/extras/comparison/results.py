@@ -16,7 +16,7 @@ import pandas as pd
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.evaluation import compare
-from mm_ldlm.evaluation.bootstrap import Bootstrap, ratio_of_counts
+from mm_ldlm.evaluation.bootstrap import Bootstrap, holm, ratio_of_counts
 from mm_ldlm.evaluation.report.inputs import record_of, trained
 from mm_ldlm.evaluation.suites import likelihood_kind
 from mm_ldlm.extras.comparison.config import ComparisonConfig
@@ -169,10 +169,8 @@ def _judge(paired: Mapping[str, Any], *, level: float) -> None:
                 else:
                     tested.setdefault((suite, metric), []).append(each)
     for found in tested.values():
-        largest = 0.0
-        for rank, each in enumerate(sorted(found, key=lambda each: each["p"])):
-            largest = min(1.0, max(largest, each["p"] * (len(found) - rank)))
-            each |= {"p": largest, "verdict": "significant" if largest <= 1 - level else "not significant"}
+        for each, p in zip(found, holm([each["p"] for each in found]), strict=True):
+            each |= {"p": p, "verdict": "significant" if p <= 1 - level else "not significant"}
 
 
 def _over_seeds(runs: Sequence[Finished], bootstrap: Bootstrap) -> dict[str, Any]:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PAGES = {"report": "report.html", "comparison_report": "comparison.html"}
+PAGES = {"report": "report.html", "comparison_report": "comparison.html", "score_card_report": "score_card.html"}
 """Catalog entry → name of its copy in the MLflow run"""
 NOTE = "mlflow.note.content"
 """Tag with the Markdown text that MLflow shows as the description of a run"""

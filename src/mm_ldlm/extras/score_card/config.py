@@ -1,0 +1,47 @@
+"""Parameters under `score_card`. Draws, the judge and the bootstrap are those of `evaluation`."""
+
+from collections.abc import Iterator
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from mm_ldlm.core import Rows, config
+from mm_ldlm.inference.files import pretrained_names
+from mm_ldlm.sampling.ancestral import AncestralConfig
+from mm_ldlm.sampling.limits import Length, Temperature
+from mm_ldlm.sampling.registry import TEXT_SAMPLERS
+
+
+@config
+class ScoreCardConfig:
+    """Parameters of the pipeline `score_card`.
+
+    Attributes:
+        runs: name of a row → a run, one of its checkpoints, a folder of runs (the newest), or a model of the package. A
+            glob that finds several gives one row over all of them, such as the seeds of a model. The others are
+            compared with the first row.
+        texts: file with one held-out text per line; null: the test split of the current data.
+        given_length: costs of texts given their lengths, as papers report them and as runs without a distribution over
+            lengths have them. It concerns all rows.
+        samples: texts from noise for each run and temperature.
+        temperatures: of the samples; those of temperature 1 give all columns but generative perplexity.
+        sampler: of the runs that it fits; the others use their own.
+        length: of the samples: drawn from the run's distribution, or a number of tokens.
+        entropy: unigram entropy of all samples together (corpus), or the mean over the samples (text), which papers
+            report of long texts.
+        mauve: compute MAUVE on the embeddings of the encoder.
+    """
+
+    runs: dict[str, str] = field(default_factory=dict)
+    texts: str | None = None
+    given_length: bool = False
+    samples: Rows = 256
+    temperatures: tuple[Temperature, ...] = (0.7, 0.85, 1.0, 1.15)
+    sampler: Annotated[Any, TEXT_SAMPLERS] = AncestralConfig(steps=64)
+    length: Length = "sample"
+    entropy: Literal["corpus", "text"] = "corpus"
+    mauve: bool = True
+
+    def input_files(self) -> Iterator[tuple[str, str]]:
+        if self.texts is not None:
+            yield "texts", self.texts
+        yield from ((f"runs.{name}", path) for name, path in self.runs.items() if path not in pretrained_names())
