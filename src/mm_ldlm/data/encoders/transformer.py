@@ -4,6 +4,7 @@ B sentences, L tokens, d dimensions.
 """
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mm_ldlm.core import EncoderError, reason_of
+from mm_ldlm.data.encoders import bert
 from mm_ldlm.data.encoders.base import EncodedTokens, Encoder
 from mm_ldlm.data.encoders.specs import LocatedWeights, Pooling
 from mm_ldlm.data.inference_batches import batches_by_length, lanes_of, side_by_side
@@ -204,7 +206,15 @@ def _count(tokenizer: Any, prompt: str, sentences: Sequence[str]) -> list[int]:
     return [len(row) for row in ids]
 
 
+def _is_bert(located: LocatedWeights) -> bool:
+    """Return whether tokenizer and model can be loaded without transformers."""
+    spec = located.spec
+    return spec.architecture == "auto" and spec.final_token is None and bert.fits(located.folder)
+
+
 def _load_tokenizer(located: LocatedWeights) -> Any:
+    if _is_bert(located):
+        return bert.BertTokenizer(located.folder)
     from transformers import AutoTokenizer
 
     extra = {"src_lang": located.spec.language} if located.spec.language else {}
@@ -215,6 +225,9 @@ def _load_tokenizer(located: LocatedWeights) -> Any:
 
 
 def _load_model(located: LocatedWeights) -> Any:
+    if _is_bert(located):
+        with _loading(located):
+            return bert.load(located.folder, dtype=getattr(torch, located.dtype)).eval().requires_grad_(False)
     from transformers import AutoModel, T5EncoderModel
     from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
@@ -243,10 +256,10 @@ def _load_model(located: LocatedWeights) -> Any:
 def _loading(located: LocatedWeights) -> Iterator[None]:
     """Raise EncoderError for files that cannot be loaded, and silence the bar and the table of unused weights."""
     from safetensors import SafetensorError
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    if (logging := sys.modules.get("transformers.utils.logging")) is not None:
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError, SafetensorError) as error:
@@ -268,10 +281,11 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _TYPICAL_ROWS)
         self.bias = None if linear.bias is None else linear.bias.detach()
+        self.activation = "gelu" if isinstance(linear, bert.GeluLinear) else "none"
         self.weight = torch.empty(0, dtype=linear.weight.dtype)  # some architectures read the dtype of a layer
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, self.activation, [], "none")
 
 
 @torch.no_grad()
@@ -283,6 +297,6 @@ def pack_linear_layers(model: Any) -> Any:
         return model
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear:
+            if type(child) in (nn.Linear, bert.GeluLinear):
                 setattr(module, name, PackedLinear(child))
     return model
