@@ -19,7 +19,7 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.objectives.capabilities import untrained_lengths
-from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample, undivided
+from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample
 from mm_ldlm.sampling.registry import default_text_sampler
 
 HALVINGS = 2
@@ -115,7 +115,7 @@ class DenoiserGeneration(GenerativeModel, ABC):
     process: TextProcess
     lengths_given_latents = True
     """Whether the distribution over lengths depends on the latent, or on whether it is dropped"""
-    divide = staticmethod(undivided)
+    divide: Any = None
     """Writes a canvas part by part where the model does so; see `Canvas.divide`"""
 
     def __init__(self, model: nn.Module, shape: DataShape, process: TextProcess, config: Any) -> None:

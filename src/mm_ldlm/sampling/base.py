@@ -88,7 +88,7 @@ class DiffusionSampler(Overridable, ABC):
     def sample(self, canvas: Canvas) -> TextSample:
         """See `TextSampler.sample`; subclasses define `write`, for canvases that fit."""
         require_fit(self, canvas)
-        return canvas.divide(canvas, self.write)
+        return self.write(canvas) if canvas.divide is None else canvas.divide(canvas, self.write)
 
     @abstractmethod
     def write(self, canvas: Canvas) -> TextSample:

@@ -44,11 +44,6 @@ def unobserved(tokens_BL: Tensor, evaluated: Where, log_x0_MV: Tensor) -> None:
     """Record nothing of a step."""
 
 
-def undivided(canvas: "Canvas", write: "Write") -> "TextSample":
-    """Write a canvas at once."""
-    return write(canvas)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TextDenoiser:
     """Interface of a model for text samplers: logits at chosen positions. Families add what their samplers read."""
@@ -75,8 +70,8 @@ class Canvas:
     """Number of positions that the model reads at once; None: no limit"""
     observe: Observe = unobserved
     """Receives every prediction of the model (`sampling.traces`)"""
-    divide: Callable[["Canvas", "Write"], "TextSample"] = undivided
-    """Calls the sampler's method `write`: once, or for each part of a text that the model writes part by part"""
+    divide: Callable[["Canvas", "Write"], "TextSample"] | None = None
+    """Calls the sampler's method `write` for each part of a text that the model writes part by part; None: at once"""
 
     @property
     def diffusion(self) -> TextProcess:

@@ -338,7 +338,7 @@ class Merger:
 
     def _merge_document(self, pieces: Sequence[Candidate]) -> None:
         counts, split = self.counts, pieces[0].split(self.config.splits)
-        number, accepted = SPLITS.index(split), list[Any]()
+        number, accepted, divided = SPLITS.index(split), list[Any](), len(pieces) > 1
         whole = self._near_split(joined([piece.signature for piece in pieces]), number)
         for source, row, meta, identity, form, _, signature, _ in pieces:
             elsewhere = self._forms.get(form)
@@ -347,7 +347,7 @@ class Merger:
             elif elsewhere not in (None, number):
                 place = SPLITS[elsewhere or 0]
                 kind = f"in_{place}_but_for_case" if row.describes is None else f"described_in_{place}"
-            elif (near := self._near_split(signature, number) if whole is None else whole) is not None:
+            elif (near := self._near_split(signature, number) if divided and whole is None else whole) is not None:
                 kind = "near" if near == number else f"near_in_{SPLITS[near]}"
             else:
                 self._remember(identity, form, number, signature)

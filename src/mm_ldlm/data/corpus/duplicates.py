@@ -1,5 +1,6 @@
 """Exact and near duplicates: a map of digests, and MinHash."""
 
+import functools
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -63,12 +64,20 @@ class NearDuplicateConfig:
 
     def signature(self, form: str) -> Any:
         """Compute the MinHash of a comparison form, without the state for further updates."""
-        from datasketch import LeanMinHash, MinHash
+        from datasketch import LeanMinHash
 
         size = self.shingle_characters
-        sketch = MinHash(num_perm=self.num_perm)
+        sketch = _empty_sketch(self.num_perm).copy()
         sketch.update_batch({form[i : i + size].encode() for i in range(max(1, len(form) - size + 1))})
         return LeanMinHash(sketch)
+
+
+@functools.cache
+def _empty_sketch(num_perm: int) -> Any:
+    """Make a MinHash, whose permutations take longer than the shingles of a sentence."""
+    from datasketch import MinHash
+
+    return MinHash(num_perm=num_perm)
 
 
 class NearDuplicates:

@@ -25,7 +25,7 @@ from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
 from mm_ldlm.objectives.generation import DenoiserGeneration
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
 from mm_ldlm.objectives.text_loss import NoisyTexts, length_loss, text_losses
-from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample, Where, Write, undivided
+from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample, Where, Write
 
 
 @config
@@ -143,7 +143,7 @@ class BlockGeneration(DenoiserGeneration):
             at = slice(start, min(start + self.model.block_length, length))
             block = dataclasses.replace(
                 canvas, tokens=canvas.tokens[:, at], open=None if canvas.open is None else canvas.open[:, at],
-                denoise=self._block_denoiser(cache), generator=canvas.generator.fork(number), divide=undivided,
+                denoise=self._block_denoiser(cache), generator=canvas.generator.fork(number), divide=None,
                 observe=_in_text(canvas, text.tokens, at),
             )  # fmt: skip
             text = _joined(text, write(block))
