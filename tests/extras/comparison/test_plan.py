@@ -74,6 +74,14 @@ def test_every_member_and_seed_is_a_session_in_its_own_folder(
     assert len({each["folder"] for each in found}) == len({each["fingerprint"] for each in found}) == len(found)
 
 
+def test_every_learning_rate_is_a_session_of_its_own_beside_the_others() -> None:
+    found = sessions(config({"name": "a", "env": "ar"}, seeds=[0, 3], learning_rates=[1e-3, 3e-3]))
+    assert [each["params"]["training"] for each in found] == [
+        {"seed": seed, "optimizer": {"lr": rate}} for rate in (1e-3, 3e-3) for seed in (0, 3)
+    ]
+    assert len({each["folder"] for each in found}) == len({each["fingerprint"] for each in found}) == 4
+
+
 def test_parameters_of_the_command_line_are_below_the_members_and_of_every_member() -> None:
     members = ({"name": "a", "env": "ar", "params": {"model.dim": 32, "training": {"seed": 0}}}, {"name": "b"})
     given: dict[str, Any] = {

@@ -18,7 +18,7 @@ from mm_ldlm.extras.comparison.page import report
 from mm_ldlm.extras.comparison.pipeline import judge_members
 from mm_ldlm.extras.comparison.plan import PATHS, Session
 from mm_ldlm.extras.comparison.results import collect
-from mm_ldlm.extras.comparison.sessions import Outcome
+from mm_ldlm.extras.comparison.sessions import Outcome, with_best_rates
 
 COUNT = 60
 TOKENS = np.random.default_rng(0).integers(3, 12, size=COUNT)
@@ -32,13 +32,20 @@ def costs(nats: float, noise: int = 0) -> pd.DataFrame:
 
 
 def ended(
-    root: Path, member: str, seed: int = 0, rows: pd.DataFrame | None = None, metrics: Mapping[str, float] | None = None
+    root: Path,
+    member: str,
+    seed: int = 0,
+    rows: pd.DataFrame | None = None,
+    metrics: Mapping[str, float] | None = None,
+    rate: float | None = None,
+    validation: Any = None,
 ) -> tuple[Session, Outcome]:
     """A session below `root` and its outcome: with `rows` its run scored these sentences, without them it failed."""
-    folder = root / member / f"seed-{seed}"
+    folder = root / member / ("" if rate is None else f"lr-{rate}") / f"seed-{seed}"
     kinds = {"model": {"kind": "causal"}, "objective": {"kind": "autoregressive"}}
+    kinds["training"] = {"optimizer": {"lr": rate}}
     paths = {name: str(folder / name) for name in PATHS}
-    session = Session(member, seed, f"{member}+test", {}, "f", kinds, str(folder), paths, {})
+    session = Session(member, seed, f"{member}+test", {}, "f", kinds, str(folder), paths, {}, rate)
     log = str(folder / "log.txt")
     if rows is None:
         return session, Outcome(member, seed, "failed", "Error: <why>\n(exit code 1)", 12.5, log)
@@ -53,6 +60,7 @@ def ended(
         {"step": step, "tokens": 100 * step, "seconds": 2.0 * step, "text_nll": 3.0 / step, "loss": "nan"}
         for step in (10, 20)
     ]
+    lines += [] if validation is None else [{"step": 20, "validation/loss": validation}]
     (run / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return session, Outcome(member, seed, "finished", "", 12.5, log)
 
@@ -67,6 +75,27 @@ def results_of(*given: tuple[Session, Outcome], replicates: int = 400, **paramet
 
 def cost_of(rows: Sequence[pd.DataFrame]) -> float:
     return float(np.mean([one["nll"].sum() / one["tokens"].sum() for one in rows]))
+
+
+def test_a_member_keeps_the_learning_rate_with_the_lowest_validation_loss_of_its_first_seed(tmp_path: Path) -> None:
+    losses = {"a": (3.0, 2.0, 2.5), "b": ("nan", "failed", 4.0), "c": ("failed", 1.0, "nan")}
+    made = [
+        ended(tmp_path, member, seed, None if loss == "failed" else costs(2.0), rate=rate, validation=loss)
+        for member, found in losses.items() for rate, loss in zip((1e-3, 2e-3, 4e-3), found, strict=True)
+        for seed in (3, 1)
+    ]  # fmt: skip
+    outcome_of, run = dict((session.label, outcome) for session, outcome in made), list[str]()
+
+    def runs(sessions: Sequence[Session]) -> list[Outcome]:
+        run.extend(session.label for session in sessions)
+        return [outcome_of[session.label] for session in sessions]
+
+    kept = with_best_rates([session for session, _ in made], runs)
+    best = {"a": 2e-3, "b": 4e-3, "c": 2e-3}
+    assert [(each.member, each.seed, each.learning_rate) for each in kept] == [
+        (member, seed, rate) for member, rate in best.items() for seed in (3, 1)
+    ]
+    assert sorted(run) == sorted(session.label for session, _ in made if session.seed == 3)
 
 
 # -- rows of the table -------------------------------------------------------------------------------------------------

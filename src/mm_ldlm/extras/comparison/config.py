@@ -3,7 +3,18 @@
 from dataclasses import field
 from typing import Annotated, Any
 
-from mm_ldlm.core import Duration, PositiveInt, Seed, Workers, bounded, checked, config, nearest, refuse_if
+from mm_ldlm.core import (
+    Duration,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    Workers,
+    bounded,
+    checked,
+    config,
+    nearest,
+    refuse_if,
+)
 
 Name = Annotated[str, bounded(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """Names a folder and rows of the table"""
@@ -64,6 +75,8 @@ class ComparisonConfig:
         seeds: of every member that has none of its own.
         budget: null: each member trains for its own max_steps.
         baseline: name of the member that the others are compared with; null: the first.
+        learning_rates: of which each member takes its own: the one with the lowest validation loss of its first seed;
+            empty: each member's `training.optimizer.lr`.
         layers_above: layers that stay above those of a member wherever they stand in `--env`; the other layers of the
             current environment lie below the member's.
         jobs: sessions at the same time.
@@ -73,6 +86,7 @@ class ComparisonConfig:
     seeds: Seeds = (0,)
     budget: BudgetConfig | None = None
     baseline: str | None = None
+    learning_rates: tuple[PositiveFloat, ...] = ()
     layers_above: tuple[str, ...] = ()
     jobs: Workers = 1
 

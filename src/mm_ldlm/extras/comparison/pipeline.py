@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,21 +23,24 @@ def run_members(
 ) -> list[dict[str, Any]]:
     """Run every member with every seed, each in its own process; return how they ended.
 
-    `folder` is the folder that the plan's sessions write into; it exists then.
+    With learning rates, only the sessions of each member's best one are run with all seeds, and returned. `folder` is
+    the folder that the plan's sessions write into; it exists then.
     """
     from mm_ldlm.extras.comparison.plan import Session
-    from mm_ldlm.extras.comparison.sessions import run_sessions
+    from mm_ldlm.extras.comparison.sessions import run_sessions, with_best_rates
 
     sessions = [Session(**entry) for entry in plan["sessions"]]
     log.info("%d sessions, in %s", len(sessions), folder)
-    outcomes = run_sessions(
-        sessions,
+    run = partial(
+        run_sessions,
         jobs=comparison.jobs,
         parent_run=tracking.get("run_id"),
         project=Path(plan["project"]),
         conf_source=plan["conf_source"],
     )
-    return [asdict(outcome) for outcome in outcomes]
+    if comparison.learning_rates:
+        sessions = with_best_rates(sessions, run)
+    return [asdict(outcome) for outcome in run(sessions)]
 
 
 def collect_results(
@@ -51,10 +55,11 @@ def collect_results(
 
     from mm_ldlm.extras.comparison.plan import Session
     from mm_ldlm.extras.comparison.results import collect
-    from mm_ldlm.extras.comparison.sessions import Outcome
+    from mm_ldlm.extras.comparison.sessions import Outcome, log_of
 
+    sessions = [Session(**entry) for entry in plan["sessions"]]
     results = collect(
-        [Session(**entry) for entry in plan["sessions"]],
+        [session for session in sessions if str(log_of(session)) in {outcome["log"] for outcome in outcomes}],
         [Outcome(**outcome) for outcome in outcomes],
         config=comparison,
         bootstrap=evaluation.bootstrap.seeded(seed),

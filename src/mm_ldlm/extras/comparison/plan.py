@@ -6,6 +6,7 @@ there on nothing but the plan is read.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ class Session:
         folder: holds everything that the session writes.
         paths: catalog entry → its file or folder.
         stores: pipeline → folders of the stores that it has to have written before.
+        learning_rate: the one that it tries; None: that of the parameters.
     """
 
     member: str
@@ -57,10 +59,12 @@ class Session:
     folder: str
     paths: dict[str, str]
     stores: dict[str, list[str]]
+    learning_rate: float | None = None
 
     @property
     def label(self) -> str:
-        return f"{self.member}, seed {self.seed}"
+        rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:g}"
+        return f"{self.member}, seed {self.seed}{rate}"
 
 
 class ComparisonHooks:
@@ -78,7 +82,7 @@ class ComparisonHooks:
 
 
 def plan(config: ComparisonConfig, loader: Any, project: Path) -> dict[str, Any]:
-    """Resolve and check the parameters of every member; one session for each member and seed, members first.
+    """Resolve and check the parameters of every member; one session for each member, learning rate and seed.
 
     Args:
         loader: the configuration loader of the current run.
@@ -95,10 +99,10 @@ def plan(config: ComparisonConfig, loader: Any, project: Path) -> dict[str, Any]
     for member in config.members:
         layers = environment_of(member, current=loader.layers()[1:], base=loader.base_env, above=config.layers_above)
         try:
-            for seed in member.seeds or config.seeds:
-                place = folder / member.name / f"seed-{seed}"
-                params = params_of(member, seed, config.budget, loader.runtime_params or {}, results=place)
-                sessions.append(_session(member, seed, layers, params, loader, project))
+            for rate, seed in product(config.learning_rates or (None,), member.seeds or config.seeds):
+                place = folder / member.name / ("" if rate is None else f"lr-{rate:g}") / f"seed-{seed}"
+                params = params_of(member, seed, config.budget, loader.runtime_params or {}, results=place, rate=rate)
+                sessions.append(_session(member, seed, rate, layers, params, loader, project))
         except ConfigurationError as error:  # the other seeds would be refused for the same reasons
             problems.append(f"comparison, member '{member.name}' (--env={layers}): {error}")
     if problems:
@@ -135,7 +139,7 @@ def refuse_short_trainings(sessions: Sequence[Session]) -> None:
 
 
 def _session(
-    member: MemberConfig, seed: int, layers: str, params: dict[str, Any], loader: Any, project: Path
+    member: MemberConfig, seed: int, rate: float | None, layers: str, params: dict[str, Any], loader: Any, project: Path
 ) -> Session:
     from mm_ldlm.app.parameters import check_machine, check_parameters
     from mm_ldlm.data.features import LATENTS, planned
@@ -151,6 +155,7 @@ def _session(
     return Session(
         member=member.name,
         seed=seed,
+        learning_rate=rate,
         environment=layers,
         params=params,
         fingerprint=fingerprint({name: value for name, value in parameters.items() if name not in _NO_RESULT}),
@@ -176,12 +181,19 @@ def environment_of(member: MemberConfig, *, current: Sequence[str], base: str, a
 
 
 def params_of(
-    member: MemberConfig, seed: int, budget: BudgetConfig | None, given: Mapping[str, Any], *, results: Path
+    member: MemberConfig,
+    seed: int,
+    budget: BudgetConfig | None,
+    given: Mapping[str, Any],
+    *,
+    results: Path,
+    rate: float | None = None,
 ) -> dict[str, Any]:
     """Merge the `--params` of the current run, those of the member, and what the comparison sets itself.
 
     Raises:
-        ConfigurationError: the member sets what the comparison sets: seed, budget, folder, or the name in MLflow.
+        ConfigurationError: the member sets what the comparison sets: seed, budget, learning rate, folder, or the name
+            in MLflow.
     """
     from mm_ldlm.app.config_loader import merge
     from mm_ldlm.app.params import nested
@@ -191,9 +203,11 @@ def params_of(
         training |= {"max_tokens": budget.tokens, "max_steps": None, "epochs": None}
     elif budget is not None and budget.seconds is not None:
         training |= {"max_minutes": budget.seconds / 60}
-    fixed = {
-        "training": training, "tracking": {"run_name": f"{member.name}, seed {seed}"}, "results": results.as_posix()
-    }  # fmt: skip
+    name = f"{member.name}, seed {seed}"
+    if rate is not None:
+        training |= {"optimizer": {"lr": rate}}
+        name += f", learning rate {rate:g}"
+    fixed = {"training": training, "tracking": {"run_name": name}, "results": results.as_posix()}
     own = nested(member.params)
     if "comparison" in own or merge(own, fixed) != merge(fixed, own):
         raise ConfigurationError(

@@ -200,6 +200,7 @@ def _row(session: Session, outcome: Outcome, one: Finished | None, reports: Path
         "environment": session.environment,
         "model": session.parameters["model"].get("kind"),
         "objective": session.parameters["objective"].get("kind"),
+        "learning_rate": session.parameters["training"]["optimizer"]["lr"],
         "session_seconds": outcome.seconds,
         "reason": outcome.reason,
         "log": _relative(outcome.log, reports),

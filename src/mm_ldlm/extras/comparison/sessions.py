@@ -5,6 +5,7 @@ is finished for the same parameters and the same data is not run again, and an i
 """
 
 import logging
+import math
 import subprocess
 import sys
 import time
@@ -14,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core import MMLDLMError
-from mm_ldlm.core.files import recorded, write_json
+from mm_ldlm.core.files import InputFile, recorded, write_json
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.store.manifest import NAME as MANIFEST
 from mm_ldlm.distributed.entry import die_with_parent
+from mm_ldlm.evaluation.report.inputs import record_of
 from mm_ldlm.extras.comparison.plan import PIPELINES, Session, refuse_short_trainings
+from mm_ldlm.training.checkpoints.reference import run_folder
+from mm_ldlm.training.jsonl import number
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +103,7 @@ def run_sessions(
                     break  # no session reads the shared data while another writes them
                 session, pipelines = waiting.pop(0), (*missing, *PIPELINES)
                 file = _write_options(session, pipelines, parent_run=parent_run, conf_source=conf_source)
-                log.info("%s: %s; log in %s", session.label, ", ".join(pipelines), _log(session))
+                log.info("%s: %s; log in %s", session.label, ", ".join(pipelines), log_of(session))
                 running.append(_start(session, command(file), project, writes=bool(missing)))
             for each in [each for each in running if each.process.poll() is not None]:
                 running.remove(each)
@@ -116,6 +120,35 @@ def run_sessions(
     return [outcomes[session.label] for session in sessions]
 
 
+def with_best_rates(
+    sessions: Sequence[Session], run: Callable[[Sequence[Session]], Sequence[Outcome]]
+) -> list[Session]:
+    """Select the sessions of each member's best learning rate, after its first seed was run with every one of them.
+
+    The best one has the lowest last validation loss; one that failed or diverged is the worst.
+    """
+    first = {session.member: session.seed for session in reversed(sessions)}
+    trials = [session for session in sessions if session.seed == first[session.member]]
+    losses = {session.label: math.inf for session in trials}
+    for session, outcome in zip(trials, run(trials), strict=True):
+        if outcome.status == "finished":
+            losses[session.label] = _validation_loss(session)
+    best = {
+        member: min((each for each in trials if each.member == member), key=lambda each: losses[each.label])
+        for member in first
+    }
+    for member, session in best.items():
+        log.info("%s: learning rate %g, validation loss %.4f", member, session.learning_rate, losses[session.label])
+    return [session for session in sessions if session.learning_rate == best[session.member].learning_rate]
+
+
+def _validation_loss(session: Session) -> float:
+    reference = InputFile(session.paths["run"], remedy="Run the session again.").json(dict)
+    lines = record_of(run_folder(Path(session.paths["runs"]), reference)).log
+    last = next((number(line["validation/loss"]) for line in reversed(lines) if "validation/loss" in line), None)
+    return last if last is not None and math.isfinite(last) else math.inf
+
+
 # -- one session -------------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +162,7 @@ def finished_before(session: Session) -> Outcome | None:
         Dataset.open(session.paths["dataset"]).check()
     except MMLDLMError:  # the data changed since then
         return None
-    return Outcome(session.member, session.seed, "finished", "", record["seconds"], str(_log(session)), repeated=True)
+    return Outcome(session.member, session.seed, "finished", "", record["seconds"], str(log_of(session)), repeated=True)
 
 
 def _missing(session: Session) -> list[str]:
@@ -150,7 +183,7 @@ def _write_options(session: Session, pipelines: Sequence[str], *, parent_run: st
 
 def _start(session: Session, command: Sequence[str], project: Path, *, writes: bool = False) -> _Running:
     _record(session, "running")
-    with open(_log(session), "wb") as output:
+    with open(log_of(session), "wb") as output:
         # Own process group: Ctrl-C reaches this process, which then asks the sessions to end, once.
         process = subprocess.Popen(
             list(command), cwd=project, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
@@ -162,12 +195,12 @@ def _start(session: Session, command: Sequence[str], project: Path, *, writes: b
 def _end(running: _Running) -> Outcome:
     session, seconds = running.session, round(time.monotonic() - running.started, 1)
     code = running.process.returncode
-    reason = "" if code == 0 else _reason(_log(session), code)
+    reason = "" if code == 0 else _reason(log_of(session), code)
     status = "finished" if code == 0 else "failed"
     _record(session, status, reason=reason, seconds=seconds)
     level, more = (logging.WARNING, f"; the others go on. {reason}") if reason else (logging.INFO, "")
     log.log(level, "%s: %s after %.0f s%s", session.label, status, seconds, more)
-    return Outcome(session.member, session.seed, status, reason, seconds, str(_log(session)))
+    return Outcome(session.member, session.seed, status, reason, seconds, str(log_of(session)))
 
 
 def _reason(file: Path, code: int) -> str:
@@ -184,7 +217,8 @@ def _record(session: Session, status: str, **more: Any) -> None:
     write_json(Path(session.folder) / RECORD, {**record, **more})
 
 
-def _log(session: Session) -> Path:
+def log_of(session: Session) -> Path:
+    """Return the log of a session."""
     return Path(session.folder) / LOG
 
 
