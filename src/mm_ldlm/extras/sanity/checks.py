@@ -76,12 +76,16 @@ def checks_of(run: Run, batch: Batch, config: SanityConfig) -> list[Check]:
     held = {**dict(root.named_parameters()), **dict(root.named_buffers()), **batch.tensors}
     held |= {f"ema {name}": value for name, value in ema.values.items()}
     modules = dict(root.named_modules())
+    fixed = tuple(
+        name for name, each in modules.items() if [*each.children()] and not [*each.parameters()]
+    )  # a teacher
     losses = {kind: run.stepper.total(batch, kind=kind, draw=0, step=0) for kind in run.stepper.objective.kinds}
     unusable = [kind for kind, loss in losses.items() if not bool(torch.isfinite(loss))]
     checks = [
         _listed("placement", held, [name for name, value in held.items() if value.device != device],
                 "is not on the device", f"move it to {device}"),
-        _listed("train mode", modules, [name for name, module in modules.items() if not module.training],
+        _listed("train mode", modules,
+                [name for name, module in modules.items() if not module.training and not f"{name}.".startswith(fixed)],
                 "is in evaluation mode", "call .train()"),
         _listed("loss", losses, unusable, "has a loss that is not finite", "check the objective and its process"),
         first_losses(run, batch, tolerance=config.tolerance),
