@@ -2,5 +2,5 @@
 
 from tests.training.task import Example
 
-EXAMPLES = {"duo": Example(objective={"length_weight": 3.0})}
-"""Only the lengths of random words can be learned, and the loss of the words varies much."""
+EXAMPLES = {"duo": Example(objective={"text_weight": 0.001})}
+"""Nothing but the lengths of random texts can be learned, and the loss of their words varies much."""
