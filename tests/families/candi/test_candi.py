@@ -24,7 +24,7 @@ LARGE = {"min_rank": 0.4999, "max_rank": 0.49999}
 
 
 class Best:
-    """The model that answers with p(x_0 given the tokens and z), found from its input."""
+    """The model that answers with p(x_0 given the tokens and z of the other position), found from its input."""
 
     def __init__(self, objective: Candi, *, change: float = 1.0) -> None:
         self.noise, self.process, self.change = objective.noise, objective.process, change
@@ -32,10 +32,14 @@ class Best:
     def __call__(self, inputs_BLI: Tensor, *, valid_BL: Tensor, t_B: Tensor, logits_at: Tensor | None) -> Any:
         variance_B11 = self.noise.std(self.process.mask_probability(t_B.double())).square()[:, None, None]
         masked_BL1, words_BLW = inputs_BLI[..., MASK, None] > 0.5, inputs_BLI[..., WORDS].double()
-        evidence_BLW = torch.where(masked_BL1, words_BLW * (1 + variance_B11).sqrt() / variance_B11, words_BLW.log())
-        joint_BWW = JOINT.log() + evidence_BLW[:, 0, :, None] + evidence_BLW[:, 1, None, :]
+        z_BLW = words_BLW * (1 + W * variance_B11).sqrt()
+        evidence_BLW = torch.where(masked_BL1, z_BLW / variance_B11, words_BLW.log())
+        others_BLW = [
+            (JOINT.T.log() + evidence_BLW[:, 1, :, None]).logsumexp(1),
+            (JOINT.log() + evidence_BLW[:, 0, :, None]).logsumexp(1),
+        ]
         logits_BLV = torch.full((*inputs_BLI.shape[:2], V), 9.0)
-        logits_BLV[..., WORDS] = torch.stack([joint_BWW.logsumexp(2), joint_BWW.logsumexp(1)], dim=1).float()
+        logits_BLV[..., WORDS] = torch.stack(others_BLW, dim=1).float()
         logits_BLV = (logits_BLV * self.change).clamp_min(-60)
         return TextOutput(logits_BLV if logits_at is None else logits_BLV[logits_at], torch.zeros(SHAPE.max_length))
 
@@ -64,7 +68,7 @@ def test_a_wrong_word_is_nearer_to_z_as_often_as_the_rank_says(ratio: float) -> 
         tokens_BL.index_fill(1, torch.tensor(1), MASK), torch.tensor([False, True]), z_BLI, ratio_B
     )
     expected_LI = torch.nn.functional.one_hot(torch.tensor([WORDS[1], MASK]), SHAPE.num_ids).float()
-    scale = (1 + noise.std(ratio_B[0]) ** 2) ** -0.5
+    scale = (1 + W * noise.std(ratio_B[0]) ** 2) ** -0.5
     expected_LI[1, WORDS[1]] = scale
     torch.testing.assert_close(inputs_BLI.mean(0), expected_LI, atol=0.02, rtol=0)
     spread_I = (noise.std(ratio_B[0]) * scale).float() * noise.word_I

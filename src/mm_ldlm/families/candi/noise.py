@@ -8,13 +8,14 @@ B examples, L positions, I ids that the model reads, M masked positions.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.models.base import DataShape
+from mm_ldlm.models.base import DataShape, TextOutput
 
 
 def std_of_rank(rank: Tensor) -> Tensor:
@@ -61,11 +62,24 @@ class OneHotNoise(nn.Module):
     def inputs(self, noisy_BL: Tensor, masked_BL: Tensor, z_BLI: Tensor, ratio_B: Tensor) -> Tensor:
         """Compute the weights (B, L, I) of the ids in the model's input.
 
-        1 for the id at a position, and z/√(1 + σ²) for the words at a masked one, so that its vector is that of [MASK]
-        and the mixture of all words' vectors by z.
+        1 for the id at a position, and z/√(1 + Nσ²) for the N words at a masked one, so that its vector is that of
+        [MASK] and the mixture of all words' vectors by z, which is as long as one of them.
         """
-        scale_B11 = self.std(ratio_B).square().add(1).rsqrt().float()[:, None, None]
+        scale_B11 = (self.std(ratio_B).square() * self.word_I.sum() + 1).rsqrt().float()[:, None, None]
         return F.one_hot(noisy_BL, len(self.word_I)) + torch.where(masked_BL[..., None], scale_B11 * z_BLI, 0.0)
+
+    def predict(
+        self, model: Any, noisy_BL: Tensor, masked_BL: Tensor, z_BLI: Tensor, ratio_B: Tensor, *,
+        logits_at: Tensor | None, **given: Any,
+    ) -> TextOutput:  # fmt: skip
+        """Call the model, and add the evidence z/σ² of each mask to its logits.
+
+        p(x given z) ∝ p(x given the other positions)·exp(z_x/σ²), so that the model only has to learn the first factor.
+        """
+        inputs_BLI = self.inputs(noisy_BL, masked_BL, z_BLI, ratio_B)
+        logits, length_logits = model(inputs_BLI, logits_at=logits_at, **given)
+        evidence = z_BLI[..., : logits.shape[-1]] / self.std(ratio_B).square().float()[:, None, None]
+        return TextOutput(logits + (evidence if logits_at is None else evidence[logits_at]), length_logits)
 
     def flow(self, z_BLI: Tensor, x0_BLI: Tensor, ratio_t_B: Tensor, ratio_s_B: Tensor) -> Tensor:
         """Take the Euler step of the probability-flow ODE dz/dσ = (z − x̂)/σ, which is exact for a constant x̂."""

@@ -23,7 +23,7 @@ from mm_ldlm.diffusion.nelbo import Likelihood, integrate
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.times import stratified
 from mm_ldlm.families.candi.noise import OneHotNoise
-from mm_ldlm.models.base import DataShape
+from mm_ldlm.models.base import DataShape, TextOutput
 from mm_ldlm.objectives.base import Batch, Losses
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig, TextGeneration
@@ -94,12 +94,19 @@ class Candi(TextDiffusion):
     def generative_model(self, model: nn.Module) -> "CandiGeneration":
         return CandiGeneration(model, self.shape, self.process, self.config, noise=self.noise)
 
+    def expected_first_loss(self) -> dict[str, float]:
+        """See `objectives.base.Objective`; z says more than nothing about a token."""
+        return {}
+
     def forward(self, model: Any, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
         noisy = corrupt(self.process, batch, generator)
         ratio_B = self.process.mask_probability(noisy.t_B)
         z_BLI = self.noise.draw(batch.tokens_BL, ratio_B, generator.fork(FIELD))
-        inputs_BLI = self.noise.inputs(noisy.tokens_BL, noisy.scored_BL, z_BLI, ratio_B)
-        tokens, losses = self.predict(lambda _, **given: model(inputs_BLI, **given), batch, noisy, generator)
+
+        def read(noisy_BL: Tensor, **given: Any) -> TextOutput:
+            return self.noise.predict(model, noisy_BL, noisy.scored_BL, z_BLI, ratio_B, **given)
+
+        tokens, losses = self.predict(read, batch, noisy, generator)
         return sum_tokens(tokens, batch, z_loss=self.config.z_loss > 0) | losses
 
 
@@ -180,9 +187,10 @@ class CandiGeneration(TextGeneration):
 
     def _predict(self, tokens_AL: Tensor, t_A: Tensor, z_ALI: Tensor, asked_AL: Tensor) -> Tensor:
         ratio_A = self.process.mask_probability(t_A)
-        inputs_ALI = self.noise.inputs(tokens_AL, tokens_AL == self.shape.mask_id, z_ALI, ratio_A)
-        valid_AL = tokens_AL != self.shape.pad_id
-        return self.model(inputs_ALI, valid_BL=valid_AL, t_B=t_A, logits_at=asked_AL).logits
+        return self.noise.predict(
+            self.model, tokens_AL, tokens_AL == self.shape.mask_id, z_ALI, ratio_A,
+            valid_BL=tokens_AL != self.shape.pad_id, t_B=t_A, logits_at=asked_AL,
+        ).logits  # fmt: skip
 
     def likelihood(
         self, tokens_BL: Tensor, *, latents_Bd: Tensor | None, draws: int, generator: RowGenerator
