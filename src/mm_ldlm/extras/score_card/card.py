@@ -265,7 +265,7 @@ def fitting(texts: Sequence[str], found: Sequence[Candidate]) -> list[str]:
 
 def score(candidate: Candidate, protocol: Protocol) -> dict[str, Any]:
     """Score a run: its kind and size, `nll` and `tokens` of the texts, `points` by temperature; or why it has none."""
-    config, held = protocol.evaluation, in_use(reset=True)
+    config, held = protocol.evaluation, in_use(reset=True) if torch.cuda.is_available() else 0.0
     model = MMLDLM.from_run(
         candidate.checkpoint, use_ema=config.use_ema, device=config.device, batch_tokens=config.batch_tokens
     )

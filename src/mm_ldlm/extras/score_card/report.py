@@ -114,7 +114,7 @@ def _of_samples(card: Mapping[str, Any]) -> str:
         f"of held-out text ({protocol['held_out_entropy']:.2f})." if protocol["causal_model"] else "",
         "The other columns are of temperature 1.",
         f"MAUVE: on embeddings of {protocol['encoder']}; only values of one table compare." * bool(protocol["encoder"]),
-        "Memory: growth by weights and sampling.",
+        "Memory: the most that the run allocates on a GPU; on a CPU, the most that the process holds, judge included.",
         f"Device: {', '.join(dict.fromkeys(run['device'] for _, run in runs))}.",
     ]  # fmt: skip
     return " ".join(filter(None, found))
