@@ -101,7 +101,7 @@ def distance(found: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) ->
 @pytest.mark.parametrize(
     ("schedules", "settings"),
     [
-        (SCHEDULES[0], {}), (SCHEDULES[1], {}), (SCHEDULES[0], {"insertion": "bernoulli"}),
+        (SCHEDULES[0], {}), (SCHEDULES[1], {}), (SCHEDULES[0], {"insertion": "rounded"}),
         (SCHEDULES[0], {"order": "confidence"}), (SCHEDULES[0], {"order": "margin"}),
     ],
 )  # fmt: skip
