@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.diffusion.distributions import token_loss
-from mm_ldlm.models.layers import EPSILON, Attention, QKNorm, modulate, prepare_qkv, rope_table
+from mm_ldlm.models.blocks import EPSILON, Attention, QKNorm, modulate, prepare_qkv
+from mm_ldlm.models.rope import rope_table
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mm_ldlm.core import to_dict
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.layers import Attention
+from mm_ldlm.models.blocks import Attention
 from mm_ldlm.models.mmdit import MMDiT, MMDiTConfig
 from mm_ldlm.training.throughput import peak_flops
 

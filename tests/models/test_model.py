@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mm_ldlm.core import ConfigurationError, parse_kind
 from mm_ldlm.models.base import MODELS
-from mm_ldlm.models.layers import TransformerOptions
+from mm_ldlm.models.blocks import TransformerOptions
 from mm_ldlm.models.parts import count_by_part, tagged_parameters
 from mm_ldlm.objectives.base import Batch
 

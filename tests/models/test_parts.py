@@ -11,7 +11,7 @@ from torch import nn
 
 from mm_ldlm.core import ConfigurationError, FreezingError
 from mm_ldlm.models.base import DataShape, build_on_meta
-from mm_ldlm.models.layers import Linear
+from mm_ldlm.models.blocks import Linear
 from mm_ldlm.models.parts import FreezingSnapshot, Part, count_by_part, freeze, tag, tagged_parameters
 
 

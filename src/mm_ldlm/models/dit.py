@@ -14,10 +14,11 @@ from torch.nn import functional as F
 
 from mm_ldlm.core import PositiveFloat, config
 from mm_ldlm.models.base import DataShape, TextModel, TextOutput, build_on_meta
+from mm_ldlm.models.blocks import Block, ModulatedOptions, key_mask, run_block
 from mm_ldlm.models.embeddings import TIME_FACTOR, TIME_FEATURES, Conditioner, TokenTable, sinusoid
 from mm_ldlm.models.heads import LengthPrior, TextHead, mean_features
-from mm_ldlm.models.layers import Block, ModulatedOptions, key_mask, rope_table, run_block
 from mm_ldlm.models.parts import tag
+from mm_ldlm.models.rope import rope_table
 
 
 @config
@@ -90,7 +91,7 @@ class TextTransformer(nn.Module):
         """Compute the output (B, L, D) of the last block.
 
         Args:
-            mask: the keys that may be read, as of `layers.key_mask`, or (B, 1, L, L) with a row for each position.
+            mask: the keys that may be read, as of `blocks.key_mask`, or (B, 1, L, L) with a row for each position.
             added_BLD: is added to the embeddings of the tokens.
             positions_L: the position of each token in its text; by default 0 to L − 1.
         """

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.models.layers import Linear, trunc_normal_
+from mm_ldlm.models.blocks import Linear, trunc_normal_
 
 TIME_FEATURES = 256
 TIME_FACTOR = 1000.0

@@ -1,6 +1,6 @@
 """Fused preparation of Q, K and V of all streams for attention, with a hand-written gradient.
 
-It computes the same as `layers.QKNorm`, `layers.rotate` and two concatenations with fewer passes over memory: on the
+It computes the same as `blocks.QKNorm`, `rope.rotate` and two concatenations with fewer passes over memory: on the
 CPU at small dimensions these passes cost as much as the matrix products. Compiled graphs (the compiler fuses by
 itself), GPUs and fp16 use the plain path; a test checks that both have the same values and gradients.
 """

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mm_ldlm.models.blocks import EPSILON, Linear, ModulatedOptions, modulate
 from mm_ldlm.models.embeddings import TokenTable
-from mm_ldlm.models.layers import EPSILON, Linear, ModulatedOptions, modulate
 
 
 class Modulated(nn.Module):

@@ -19,7 +19,7 @@ def send_runs(uri: str, data: str) -> None:
     from mm_ldlm.core.files import InputFile
     from mm_ldlm.extras.mlflow.client import LOCAL, MlflowRun, resolved
     from mm_ldlm.extras.mlflow.config import ADDRESS, EXPECTED
-    from mm_ldlm.extras.mlflow.sending import send_runs as sent
+    from mm_ldlm.extras.mlflow.unsent_runs import send_runs as sent
 
     with messages_only():
         if not ADDRESS.match(uri):

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from mm_ldlm.core import Size, config
 from mm_ldlm.models.base import DataShape, TextOutput, build_on_meta
+from mm_ldlm.models.blocks import Block, ModulatedOptions, key_mask, prepare_qkv
 from mm_ldlm.models.dit import TextTransformer
 from mm_ldlm.models.embeddings import sinusoid
 from mm_ldlm.models.heads import LengthPrior
-from mm_ldlm.models.layers import Block, ModulatedOptions, key_mask, prepare_qkv
 from mm_ldlm.models.parts import tag
 
 
@@ -179,7 +179,7 @@ def _read(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Call a transformer block with the keys and values of the positions before; return also those of all positions.
 
-    The order of keys does not matter: the new ones are first, as `layers.key_mask` has them.
+    The order of keys does not matter: the new ones are first, as `blocks.key_mask` has them.
     """
     stream: Any = block.streams[0]
     modulations = stream.modulations(silu_c_BC)

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from mm_ldlm.core import config
 from mm_ldlm.models.base import DataShape, build_on_meta
+from mm_ldlm.models.blocks import Linear, key_mask
 from mm_ldlm.models.dit import DiTOptions, TextTransformer
 from mm_ldlm.models.embeddings import TIME_FEATURES, Conditioner, NullEmbedding
 from mm_ldlm.models.heads import LengthPrior, Modulated
-from mm_ldlm.models.layers import Linear, key_mask
 from mm_ldlm.models.parts import tag
 
 

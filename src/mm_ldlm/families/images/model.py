@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from mm_ldlm.core import ConfigurationError, Size, config, refuse_if
 from mm_ldlm.models.base import DataShape, TextAndLatentModel, build_on_meta
+from mm_ldlm.models.blocks import Linear, ModulatedOptions, trunc_normal_
 from mm_ldlm.models.embeddings import TokenTable
 from mm_ldlm.models.heads import Modulated, TextHead
-from mm_ldlm.models.layers import Linear, ModulatedOptions, trunc_normal_
 from mm_ldlm.models.mmdit import MMDiT, MMDiTOptions
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from mm_ldlm.core import Size, config
 from mm_ldlm.models.base import DataShape, TextOutput, build_on_meta
+from mm_ldlm.models.blocks import key_mask
 from mm_ldlm.models.dit import DiTOptions, TextTransformer
 from mm_ldlm.models.embeddings import Conditioner, LatentTokens, NullEmbedding
 from mm_ldlm.models.heads import LengthHead
-from mm_ldlm.models.layers import key_mask
 from mm_ldlm.models.parts import tag
 
 

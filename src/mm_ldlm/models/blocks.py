@@ -1,4 +1,4 @@
-"""Layers of a transformer with adaLN: the weights of a stream, attention over all streams, and the block of both.
+"""Blocks of a transformer with adaLN: the weights of a stream, attention over all streams, and the block of both.
 
 Norms, softmax, rotations and the residual stream are float32 under autocast.
 
@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from mm_ldlm.core import Fraction, Layers, PositiveFloat, Ratio, Size, config, refuse_if
 from mm_ldlm.models.fused_qkv import PrepareQKV, short_attention
 from mm_ldlm.models.parts import tag
+from mm_ldlm.models.rope import rotate
 
 EPSILON = 1e-6
 SHORT = 64
@@ -120,20 +121,6 @@ def modulate(x_BLD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
     """Apply LayerNorm without affine parameters, then x(1 + scale) + shift, in float32."""
     normed_BLD = F.layer_norm(x_BLD.float(), x_BLD.shape[-1:], eps=EPSILON)
     return torch.addcmul(shift_BD.float().unsqueeze(1), normed_BLD, 1 + scale_BD.float().unsqueeze(1))
-
-
-def rope_table(length: int, head_dim: int, theta: float) -> Tensor:
-    """Compute cos and sin of position · theta^(−2i/E), (length, 2, E/2) float32 (RoFormer, arXiv:2104.09864)."""
-    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
-    return torch.stack([angle.cos(), angle.sin()], dim=1).float()
-
-
-def rotate(x: Tensor, rope_L2e: Tensor) -> Tensor:
-    """Rotate x (B, L, G, H, E) by its position, each pair of neighbouring coordinates by its own frequency."""
-    cos, sin = rope_L2e[:, None, None, 0], rope_L2e[:, None, None, 1]
-    first, second = x[..., ::2], x[..., 1::2]
-    return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
 
 
 class QKNorm(nn.Module):

@@ -6,21 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from mm_ldlm.models.blocks import EPSILON, SHORT, Attention, Linear, QKNorm, key_mask, modulate, prepare_qkv
 from mm_ldlm.models.embeddings import sinusoid
 from mm_ldlm.models.fused_qkv import PrepareQKV, short_attention
 from mm_ldlm.models.heads import mean_features
-from mm_ldlm.models.layers import (
-    EPSILON,
-    SHORT,
-    Attention,
-    Linear,
-    QKNorm,
-    key_mask,
-    modulate,
-    prepare_qkv,
-    rope_table,
-    rotate,
-)
+from mm_ldlm.models.rope import rope_table, rotate
 
 
 def norm_of(heads: int, dim: int) -> QKNorm:
@@ -64,7 +54,7 @@ def test_the_step_by_hand_equals_plain_operations(
     for by_hand in (True, False):
         qkvs = [x.clone().requires_grad_() for x in raw]
         if not by_hand:
-            monkeypatch.setattr("mm_ldlm.models.layers._by_hand", lambda x: False)
+            monkeypatch.setattr("mm_ldlm.models.blocks._by_hand", lambda x: False)
         out = prepare_qkv(qkvs if by_hand else [x.float() for x in qkvs], norms, ropes)
         assert out.dtype == torch.float32
         gradients = torch.autograd.grad((out * projection).sum(), [*(norm.scale for norm in norms), *qkvs])
