@@ -32,13 +32,14 @@ def prepare_records(
     from mm_ldlm.data.corpus.wrapping import ingest_wrapped
     from mm_ldlm.data.encoders.base import side_store
 
+    side = side_store(encoder, records_workspace)
     if tokenizer.wrap is not None:
         return ingest_wrapped(
-            ingestion, tokenizer, seed=seed, workspace=records_workspace, quarantine=quarantine_workspace
+            ingestion, tokenizer, seed=seed, workspace=records_workspace, quarantine=quarantine_workspace, side=side
         )
     return ingest(
         ingestion, seed=seed, workspace=records_workspace, quarantine=quarantine_workspace,
-        tokens=tokenizer, side=side_store(encoder, records_workspace),
+        tokens=tokenizer, side=side,
     )  # fmt: skip
 
 

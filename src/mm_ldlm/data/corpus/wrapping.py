@@ -32,6 +32,7 @@ from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.data.store.writer import Progress
 
 if TYPE_CHECKING:
+    from mm_ldlm.data.corpus.cleaning import SideStore
     from mm_ldlm.data.corpus.config import IngestionConfig
 
 Ints = npt.NDArray[np.int64]
@@ -42,7 +43,13 @@ _BATCH = 1024
 
 
 def ingest_wrapped(
-    config: IngestionConfig, tokens: TokenizerConfig, *, seed: int, workspace: Path, quarantine: Path
+    config: IngestionConfig,
+    tokens: TokenizerConfig,
+    *,
+    seed: int,
+    workspace: Path,
+    quarantine: Path,
+    side: SideStore | None = None,
 ) -> tuple[Manifest, Manifest, dict[str, Any]]:
     """Ingest documents of any length, and wrap them.
 
@@ -53,8 +60,14 @@ def ingest_wrapped(
         split (`rows`) and of tokens that were left out (`rest`).
 
     Raises:
-        ConfigurationError: a word of `tokens.wrap` is not a token, or a record has more than one text.
+        ConfigurationError: a word of `tokens.wrap` is not a token, a record has more than one text, or the sources have
+            the vectors of their texts (`side`), which are not those of wrapped texts.
     """
+    if side is not None:
+        raise ConfigurationError(
+            "parameter 'tokenizer.wrap': expected texts whose vectors are computed, found an encoder whose vectors come "
+            "from the sources. Set it to null, or choose another encoder."
+        )
     folder, wrap = workspace / "documents", tokens.wrap
     assert wrap is not None
     manifest, refused, report = ingest(config, seed=seed, workspace=folder, quarantine=quarantine, tokens=tokens)

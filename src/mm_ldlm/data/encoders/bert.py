@@ -24,17 +24,15 @@ _LAYERS = {
 
 def fits(folder: Path) -> bool:
     """Return whether a folder has a BERT with the usual activation, and a tokenizer that needs no changes."""
+    names = ("config", "tokenizer", "tokenizer_config")
     try:
-        config, tokenizer, settings = (
-            json.loads((folder / f"{name}.json").read_text("utf-8"))
-            for name in ("config", "tokenizer", "tokenizer_config")
-        )
-    except (OSError, ValueError):
+        config, tokenizer, settings = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in names)
+        lowercase = (tokenizer.get("normalizer") or {}).get("lowercase")
+        model = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
+        words = {"pad_token": "[PAD]", "unk_token": "[UNK]", "do_lower_case": lowercase}
+        usual = {**model, **config}.items() >= model.items() and {**words, **settings}.items() >= words.items()
+    except (OSError, ValueError, AttributeError, TypeError):  # missing or damaged, which transformers explains
         return False
-    lowercase = (tokenizer.get("normalizer") or {}).get("lowercase")
-    model = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
-    words = {"pad_token": "[PAD]", "unk_token": "[UNK]", "do_lower_case": lowercase}
-    usual = {**model, **config}.items() >= model.items() and {**words, **settings}.items() >= words.items()
     return usual and (folder / "model.safetensors").is_file()
 
 
