@@ -65,7 +65,7 @@ def ingest_wrapped(
     """
     if side is not None:
         raise ConfigurationError(
-            "parameter 'tokenizer.wrap': expected texts whose vectors are computed, found an encoder whose vectors come "
+            "parameter 'tokenizer.wrap': expected texts whose vectors are computed, found vectors that come "
             "from the sources. Set it to null, or choose another encoder."
         )
     folder, wrap = workspace / "documents", tokens.wrap
