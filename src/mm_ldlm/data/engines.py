@@ -24,6 +24,8 @@ from mm_ldlm.core import Kinds, WorkerFailed, config
 
 FEW = 16
 """Tasks that this process computes before it starts others, which takes seconds"""
+MOST = 8
+"""Processes beyond which the one that merges the results of ingestion is the limit, while each takes memory"""
 
 
 class Engine(Protocol):
@@ -70,6 +72,11 @@ class EngineConfig(Protocol):
         """
 
 
+def count_cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class LocalEngine:
     """Runs the first tasks one after another in this process, and many tasks on all cores of this host."""
 
@@ -79,13 +86,12 @@ class LocalEngine:
         self, function: Callable[[Any], Any], tasks: Iterable[Any], *, ordered: bool, cpus: int = 1, gpus: int = 0
     ) -> Iterator[tuple[int, Any]]:
         """Yield the position and the result of every task, in the order of the tasks."""
-        numbered = enumerate(tasks)
-        cores = len(os.sched_getaffinity(0))
+        numbered, cores = enumerate(tasks), count_cores()
         for position, task in itertools.islice(numbered, FEW if cores > 1 else None):
             yield position, function(task)
         first = next(numbered, None)
         if first is not None:
-            yield from _in_processes(function, itertools.chain([first], numbered), processes=cores)
+            yield from _in_processes(function, itertools.chain([first], numbered), processes=min(cores, MOST))
 
 
 def _in_processes(
@@ -108,7 +114,7 @@ def _in_processes(
                 yield position, found.result()
         except BrokenProcessPool:
             raise WorkerFailed(
-                "a process that prepared rows was killed, perhaps for lack of memory. Repeat the command, which "
+                "a process that computed tasks was killed, perhaps for lack of memory. Repeat the command, which "
                 "continues with what is missing; `taskset -c 0` before it keeps everything in one process."
             ) from None
         finally:

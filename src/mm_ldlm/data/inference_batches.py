@@ -1,6 +1,5 @@
 """Batches of texts of similar length under a budget of padded tokens, and several of them at a time on a CPU."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -8,6 +7,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from mm_ldlm.data.engines import count_cores
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
@@ -42,8 +43,7 @@ def lanes_of(device: torch.device | str, *, threads: int | None = None) -> int:
     """
     if torch.device(device).type != "cpu":
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // (threads or torch.get_num_threads()))
+    return max(1, count_cores() // (threads or torch.get_num_threads()))
 
 
 def side_by_side(work: Callable[[Batch], Result], batches: Sequence[Batch], *, lanes: int) -> Iterator[Result]:

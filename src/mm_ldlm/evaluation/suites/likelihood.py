@@ -158,8 +158,9 @@ def _zero_shot(
     wrap: WrapConfig | None,
 ) -> Metrics:  # fmt: skip
     lines = [detokenise_published(line, source.detokeniser) for line in read_lines(source)]
-    ids = [list(row) for row in model.tokenizer.encode(lines)]
-    if wrap is not None:
+    if wrap is None:
+        ids = [list(row) for row in model.tokenizer.encode(lines)]
+    else:
         ids = wrapped(lines, model.tokenizer, wrap, length=model.max_length)
         lines = model.tokenizer.decode_batch(ids)
     fits = [i for i, row in enumerate(ids) if 1 <= len(row) <= model.max_length]
