@@ -12,6 +12,10 @@ from torch.nn import functional as F
 from mm_ldlm.models.blocks import EPSILON, Linear, ModulatedOptions, modulate
 from mm_ldlm.models.embeddings import TokenTable
 
+ROWS = 64
+"""The chosen positions are padded to a multiple of it: on a CPU each new size of a bf16 product is compiled, for ten
+times as long as the product takes"""
+
 
 class Modulated(nn.Module):
     """Last adaLN of a stream (shift and scale from c) and optionally a linear layer; both start at zero."""
@@ -55,7 +59,12 @@ class TextHead(Modulated):
     def logits(self, x_BLD: Tensor, silu_c_BC: Tensor, *, at: Tensor | None, embedding: TokenTable) -> Tensor:
         """Compute logits (B, L, V), or (M, V) at the chosen positions; `embedding` is the table of the input."""
         x_BLD = self.norm(x_BLD, silu_c_BC)
-        x = x_BLD if at is None else x_BLD[at]
+        if at is None:
+            return self._classes(x_BLD, embedding)
+        x_MD = x_BLD[at]
+        return self._classes(F.pad(x_MD, (0, 0, 0, -len(x_MD) % ROWS)), embedding)[: len(x_MD)]
+
+    def _classes(self, x: Tensor, embedding: TokenTable) -> Tensor:
         if self.linear is not None:
             x = self.linear(x)
         if not self.reads_table:

@@ -237,11 +237,12 @@ class TextTokenizer:
         texts = list(self.base.decode_batch(rows, skip_special_tokens=False))
         return [detokenise(text) for text in texts] if self._loses_spaces else texts
 
-    @functools.cached_property
+    @property
     def _loses_spaces(self) -> bool:
         """Whether the vocabulary is WordPiece, which does not record where the spaces of a text were."""
-        decoder = json.loads(self.base.to_str()).get("decoder")
-        return decoder is not None and decoder["type"] == "WordPiece"
+        from tokenizers.decoders import WordPiece
+
+        return isinstance(self.base.decoder, WordPiece)
 
     def token(self, index: int) -> str:
         """Return the token with this id as the vocabulary spells it."""

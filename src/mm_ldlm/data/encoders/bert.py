@@ -92,9 +92,11 @@ class Bert(nn.Module):
         super().__init__()
         dim = sizes["hidden_size"]
         self.config = SimpleNamespace(hidden_size=dim)
-        self.words = nn.Embedding(sizes["vocab_size"], dim)
-        self.positions = nn.Embedding(sizes["max_position_embeddings"], dim)
-        self.types = nn.Embedding(sizes["type_vocab_size"], dim)
+        # `_weight` because random initial values on the meta device import torch's compiler, two seconds of every start
+        self.words, self.positions, self.types = (
+            nn.Embedding(rows, dim, _weight=torch.empty(rows, dim))
+            for rows in (sizes["vocab_size"], sizes["max_position_embeddings"], sizes["type_vocab_size"])
+        )
         self.norm = nn.LayerNorm(dim, sizes["layer_norm_eps"])
         self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes["num_hidden_layers"]))
 
