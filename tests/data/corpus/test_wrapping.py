@@ -59,7 +59,7 @@ def test_the_texts_have_every_token_of_the_documents_in_order(tmp_path: Path, wr
         expected = [index for ids in own for index in [*ids, *([id_of[wrap["separator"]]] if wrap else [])]]
         assert found == expected[: len(found)]
         assert len(expected) - len(found) < 11
-        assert wrapped(texts, tokenizer, parse(WrapConfig, wrap, at="wrap"), length=11) == joined
+        assert wrapped(texts, tokenizer, parse(WrapConfig, wrap, at="wrap"), length=11)[1] == joined
     assert report["wrapped"]["rest"] == sum(
         len(ids) + bool(wrap) for ids in tokenizer.encode([row["text"] for row in documents])
     ) - sum(11 - len(first) - len(last) for _ in rows)
@@ -85,6 +85,12 @@ def test_characters_are_the_bytes_of_a_corpus_that_occur_in_it(tmp_path: Path) -
     assert {len(text) for text in texts} == {11}
 
 
-def test_a_separator_is_one_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("word", ["two words", "[MASK]"])
+def test_a_separator_is_one_token_of_texts(tmp_path: Path, word: str) -> None:
     with pytest.raises(ConfigurationError, match=r"tokenizer\.wrap\.separator"):
-        made(tmp_path, limits({"separator": "two words"}))
+        made(tmp_path, limits({"separator": word}))
+
+
+def test_documents_that_fill_no_text_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.max_length"):
+        made(tmp_path, limits({}, max_length=10_000))

@@ -14,6 +14,7 @@ from tests.inference.runs import DIT, MULTIMODAL, TEXT, write_run
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import ConfigurationError, EvaluationError, parse
+from mm_ldlm.data.corpus.tokenizer import WrapConfig
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.encoders.base import parse_encoder
 from mm_ldlm.evaluation.config import EvaluationConfig
@@ -209,7 +210,7 @@ def test_what_a_run_cannot_do_has_its_reason_in_the_table(written: dict[str, Pat
     score = MMLDLM.from_run(written["mdlm"]).score(TEXTS[10:], draws=2, seed=3)
     assert cells(given, "mdlm")["nats_per_token"]["value"] == pytest.approx(score.token_nll.sum() / score.tokens.sum())
     assert cells(given, "imported")["kind"] == cells(given, "mdlm")["kind"] == "NELBO given the length"
-    assert "end of a text" in reasons(given, "ar")["difference"]
+    assert "given the length" in reasons(given, "ar")["difference"]
     assert "distinct_2" in cells(given, "imported")
 
 
@@ -229,6 +230,17 @@ def test_a_card_without_runs_or_texts_is_refused(
     found = carded({"mdlm": written["mdlm"], "ar": written["ar"]}, texts=str(tmp_path / "short.txt"), data=None)
     assert (found["protocol"]["held_out"]["count"], found["protocol"]["left_out"]) == (2, 1)
     assert "p" not in cells(found, "ar"), "of few texts"
+
+
+def test_lines_of_a_file_are_wrapped_where_the_data_are(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lines.txt").write_text("\n".join(TEXTS))
+    monkeypatch.setattr(module, "wrap_of", lambda tokens: WrapConfig())
+    config = ScoreCardConfig(texts=str(tmp_path / "lines.txt"))
+    texts, tokens = module.texts_of(config, dataset, count=None, seed=0)
+    assert {len(tokens[text]) for text in texts} == {dataset.shape.max_length}
+    assert " ".join(TEXTS).startswith(" ".join(texts))
 
 
 # -- tables and files --------------------------------------------------------------------------------------------------

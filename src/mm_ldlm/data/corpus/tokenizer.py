@@ -55,7 +55,7 @@ class WrapConfig:
 
     @property
     def ends(self) -> int:
-        """Number of tokens of a wrapped text that are no tokens of its documents."""
+        """Number of tokens of a wrapped text that are not tokens of its documents."""
         return (self.start is not None) + (self.end is not None)
 
 

@@ -101,6 +101,11 @@ def ingest_wrapped(
     records = done.manifest("records", kind="records", schema=RECORD_SCHEMA, splits=done.state["rows"])
     done.manifest(TOKEN_IDS, kind=TOKEN_IDS, schema=_SCHEMA).write(workspace / TOKEN_IDS)
     wrapped = {**done.state, "rest": sum(map(len, done.state["rest"].values()))}
+    if not any(done.state["rows"].values()):
+        raise ConfigurationError(
+            f"parameter 'tokenizer.wrap': expected documents that fill texts of {tokens.max_length} tokens, found "
+            f"{wrapped['rest']} tokens of all splits and sources. Give more documents, or lower tokenizer.max_length."
+        )
     return records, refused, {**report, "fingerprint": records.fingerprint, "wrapped": wrapped}
 
 
@@ -110,11 +115,14 @@ def wrap_of(tokens: ShardStore) -> WrapConfig | None:
     return None if found is None else WrapConfig(**found)
 
 
-def wrapped(texts: Sequence[str], tokenizer: TextTokenizer, config: WrapConfig, *, length: int) -> list[list[int]]:
-    """Return the tokens of the texts of `length` tokens that texts fill, in ids of the tokenizer's vocabulary."""
+def wrapped(
+    texts: Sequence[str], tokenizer: TextTokenizer, config: WrapConfig, *, length: int
+) -> tuple[list[str], list[list[int]]]:
+    """Return the texts of `length` tokens that texts fill, and their tokens in ids of the tokenizer's vocabulary."""
     values, offsets = tokenizer.encode_base(texts)
-    ids_nL, _ = Wrapper(tokenizer, config, length=length)(np.split(values, offsets[1:-1]), values[:0])
-    return [row.tolist() for row in tokenizer.from_base(ids_nL)]
+    found_nL, _ = Wrapper(tokenizer, config, length=length)(np.split(values, offsets[1:-1]), values[:0])
+    ids = [row.tolist() for row in tokenizer.from_base(found_nL)]
+    return tokenizer.decode_batch(ids), ids
 
 
 class Wrapper:
@@ -136,10 +144,12 @@ class Wrapper:
             return np.zeros(0, np.int64)
         known = self.tokenizer.base.token_to_id(word)
         found = self.tokenizer.encode_base([word])[0] if known is None else np.array([known], np.int64)
-        if len(found) != 1:
+        kept = self.tokenizer.from_base(found).tolist()
+        if len(kept) != 1 or kept[0] == self.tokenizer.unk_id:
             raise ConfigurationError(
-                f"parameter 'tokenizer.wrap.{name}': expected one token of the vocabulary, found {word!r}, which has "
-                f"{len(found)}. Choose a token, such as [SEP] or <|endoftext|>, or null."
+                f"parameter 'tokenizer.wrap.{name}': expected one token that texts can have, found {word!r}, which is "
+                f"{' '.join(map(self.tokenizer.token, kept)) or 'none'}. Choose a token of the vocabulary, such as "
+                "[SEP] of BERT's, <|endoftext|> of GPT-2's or a line break of bytes, or null."
             )
         return found
 

@@ -161,8 +161,7 @@ def _zero_shot(
     if wrap is None:
         ids = [list(row) for row in model.tokenizer.encode(lines)]
     else:
-        ids = wrapped(lines, model.tokenizer, wrap, length=model.max_length)
-        lines = model.tokenizer.decode_batch(ids)
+        lines, ids = wrapped(lines, model.tokenizer, wrap, length=model.max_length)
     fits = [i for i, row in enumerate(ids) if 1 <= len(row) <= model.max_length]
     chosen = fits[: source.limit]
     if not chosen:

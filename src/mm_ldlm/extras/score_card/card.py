@@ -20,6 +20,7 @@ from mm_ldlm.core import ConfigurationError, EvaluationError, SamplingError, to_
 from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.core.progress import shown
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+from mm_ldlm.data.corpus.wrapping import wrap_of, wrapped
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.encoders.base import EncoderConfig, load_encoder, no_encoder
 from mm_ldlm.data.held_out import held_out, sample_rows
@@ -196,12 +197,17 @@ def texts_of(
 ) -> tuple[Sequence[str], dict[str, Sequence[int]]]:
     """Draw held-out texts, the same ones as the suites of the evaluation (None: all), and their tokens in the data.
 
+    The lines of a file are wrapped if the texts of the data are.
+
     Raises:
         EvaluationError: there are no data.
     """
     if config.texts is not None:
-        texts = read_texts(config.texts, name="score_card.texts")
-        return [texts[row] for row in sample_rows(np.arange(len(texts)), count or len(texts), seed=seed)], {}
+        texts, ids = read_texts(config.texts, name="score_card.texts"), list[list[int]]()
+        if dataset is not None and (wrap := wrap_of(dataset.tokens)) is not None:
+            texts, ids = wrapped(texts, dataset.tokenizer, wrap, length=dataset.shape.max_length)
+        chosen = sample_rows(np.arange(len(texts)), count or len(texts), seed=seed)
+        return [texts[row] for row in chosen], dict(zip(texts, ids, strict=False))
     if dataset is None:
         raise EvaluationError(
             "score_card.texts: expected a file of held-out texts, or data of this environment, found neither. Give a "
@@ -284,7 +290,7 @@ def _costs(model: MMLDLM, ids: Sequence[Sequence[int]], protocol: Protocol) -> d
     able, given = model.capabilities, protocol.config.given_length
     reason = able.refusal("score")
     if reason is None and given and able.likelihood != "given_length" and not model.model.has_length:
-        reason = "the end of a text is one of its tokens, so that it has no cost given the length"
+        reason = "it writes the length of a text together with its tokens, so that it has no cost given the length"
     if reason is None and not given and able.likelihood == "given_length":
         reason = "it has not learned lengths; score_card.given_length=true compares costs given the length"
     if reason is not None:
