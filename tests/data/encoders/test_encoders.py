@@ -1,6 +1,7 @@
 """Every encoder of this machine against its model card: pooling, prompts, padding, truncation, width, batches."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,12 +30,12 @@ def encoder_of(name: str, **options: Any) -> Any:
     return load_encoder(LocalEncoderConfig(name=name, device="cpu", **options))
 
 
-def reference(name: str, sentence: str, *, truncate: int | None = None) -> Any:
+def reference(name: str, sentence: str, *, truncate: int | None = None, folder: Path | None = None) -> Any:
     """One sentence without padding, written from the model cards rather than from our code."""
     import transformers
     from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
-    folder = folder_of(name)
+    folder = folder or folder_of(name)
     if name == "library":
         from sentence_transformers import SentenceTransformer
 
@@ -66,6 +67,22 @@ def test_pitfall_17_vectors_are_those_of_the_model_card_in_any_batch(
     assert encoder.encode([]).shape == (0, encoder.dim)
     np.testing.assert_array_equal(encoder.run(encoder.prepare(SENTENCES)), encoder.encode(SENTENCES))
     assert encoder.fingerprint == encoder.located.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", {"is_decoder": True}),
+        ("config.json", {"layer_norm_eps": None}),
+        ("tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "do_lower_case": False}),
+    ],
+)
+def test_an_unusual_bert_has_the_vectors_of_transformers(file: str, change: dict[str, Any], tmp_path: Path) -> None:
+    folder = shutil.copytree(folder_of("minilm"), tmp_path / "model")
+    changed = {**json.loads((folder / file).read_text()), **change}
+    (folder / file).write_text(json.dumps({key: value for key, value in changed.items() if value is not None}))
+    expected = np.stack([reference("minilm", sentence, folder=folder) for sentence in SENTENCES])
+    np.testing.assert_allclose(encoder_of("minilm", path=str(folder)).encode(SENTENCES), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["minilm", "qwen3"])

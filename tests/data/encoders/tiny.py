@@ -27,7 +27,7 @@ def _tokenizer(folder: Path, *, kind: str) -> None:
     vocabulary = {word: number for number, word in enumerate([*special, *WORDS, ":"])}
     unknown = {"bert": "[UNK]"}.get(kind, "<unk>" if "<unk>" in special else "a")
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
-    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.normalizer = normalizers.BertNormalizer() if kind == "bert" else normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     first, last = {"bert": ("[CLS]", "[SEP]"), "xlm-r": ("<s>", "</s>"), "t5": (None, "</s>")}.get(
         kind, (None, "<|endoftext|>")

@@ -1,6 +1,6 @@
-"""BERT by torch and tokenizers alone: the import of transformers takes longer than to embed a few hundred sentences.
+"""BERT by torch and tokenizers only: the import of transformers takes longer than to embed a few hundred sentences.
 
-`fits` says for which folders; all others are read by transformers, whose interface tokenizer and model have as far as
+`fits` selects the folders; all others are read by transformers, whose interface tokenizer and model have as far as
 `transformer` uses it.
 """
 
@@ -20,6 +20,12 @@ _LAYERS = {
     "down": "output.dense", "norm_after": "output.LayerNorm",
 }  # fmt: skip
 """Modules of a layer → their names in BERT's weights"""
+_MODEL = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
+_WORDS = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
+_NORMALISER = {
+    "lowercase": "do_lower_case", "handle_chinese_chars": "tokenize_chinese_chars", "strip_accents": "strip_accents",
+}  # fmt: skip
+"""Settings of a normaliser → their names in `tokenizer_config.json`"""
 
 
 def fits(folder: Path) -> bool:
@@ -27,11 +33,12 @@ def fits(folder: Path) -> bool:
     names = ("config", "tokenizer", "tokenizer_config")
     try:
         config, tokenizer, settings = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in names)
-        lowercase = (tokenizer.get("normalizer") or {}).get("lowercase")
-        model = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
-        words = {"pad_token": "[PAD]", "unk_token": "[UNK]", "do_lower_case": lowercase}
-        usual = {**model, **config}.items() >= model.items() and {**words, **settings}.items() >= words.items()
-    except (OSError, ValueError, AttributeError, TypeError):  # missing or damaged, which transformers explains
+        model = {**_MODEL, **config}.items() >= _MODEL.items()
+        given = {**_WORDS, "do_lower_case": True, "tokenize_chinese_chars": True, "strip_accents": None, **settings}
+        normaliser = {ours: given[theirs] for ours, theirs in _NORMALISER.items()}  # transformers rebuilds it so
+        words = given.items() >= _WORDS.items() and tokenizer["normalizer"].items() >= normaliser.items()
+        usual = model and words and tokenizer["post_processor"] is not None
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):  # damaged, which transformers explains
         return False
     return usual and (folder / "model.safetensors").is_file()
 
@@ -114,7 +121,7 @@ def load(folder: Path, *, dtype: torch.dtype) -> Bert:
     """Read the weights of a folder.
 
     Raises:
-        KeyError: a weight is missing.
+        KeyError: a size or a weight is missing, or has another name.
         RuntimeError: a weight has another shape.
         SafetensorError: the file is damaged.
     """

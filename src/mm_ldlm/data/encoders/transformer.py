@@ -226,7 +226,7 @@ def _load_tokenizer(located: LocatedWeights) -> Any:
 
 def _load_model(located: LocatedWeights) -> Any:
     if _is_bert(located):
-        with _loading(located):
+        with _loading(located), contextlib.suppress(KeyError):  # older names, which transformers reads
             return bert.load(located.folder, dtype=getattr(torch, located.dtype)).eval().requires_grad_(False)
     from transformers import AutoModel, T5EncoderModel
     from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
