@@ -21,7 +21,7 @@ EXACT = Exact(torch.tensor([[0.30, 0.05, 0.05], [0.02, 0.20, 0.08], [0.10, 0.05,
 @pytest.mark.parametrize("process", ["absorbing", "uniform", "gidd", "d3pm"])
 @pytest.mark.parametrize(
     "settings",
-    [{"eta": 0.5}, {"eta": 1.0}, {"eta": 0.5, "hold": 0.2, "t_on": 0.8, "t_off": 0.3}, {"eta": 0.7, "hold": 0.5}],
+    [{"eta": 0.5}, {"eta": 1.0}, {"eta": 0.5, "hold": 0.2, "t_on": 0.8, "t_off": 0.3}, {"eta": 0.1, "hold": 0.5}],
 )
 def test_a_single_word_has_its_distribution_in_any_number_of_steps(process: str, settings: dict[str, Any]) -> None:
     """The exact x_θ of one word is its distribution, at every time and whatever was drawn before."""

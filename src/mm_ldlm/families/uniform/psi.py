@@ -59,7 +59,7 @@ class PsiConfig(DiffusionSampler):
     def time(self, step: int) -> float:
         """Return the time before a step."""
         left = 1 - step / self.steps
-        if self.hold is None:
+        if self.hold is None or step == 0:  # texts begin as noise
             return left
         if left > self.t_on:
             return 1 - (1 - self.hold) * (1 - left) / (1 - self.t_on)
