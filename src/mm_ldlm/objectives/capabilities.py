@@ -126,13 +126,13 @@ class Capabilities:
 
     def sampler_refusal(self, sampler: Any, use: str, *, given_latent: bool) -> str | None:
         """Explain why a text sampler does not fit a use of the run, in the words of its `sample`; None if it fits."""
+        if self.only_sampler not in (None, sampler.kind):
+            needs = f"a model of texts only; this run denoises {', '.join(self.fields)} with the text"
+            return unfit(sampler.kind, needs, self.process, instead=f"'{self.only_sampler}'")
         if (reason := sampler.refusal(self.process)) is not None:
             return str(reason)
         if (field := getattr(sampler, "denoises", None)) is not None and field not in self.fields:
             return unfit(sampler.kind, f"a model of the field '{field}'", self.process)
-        if self.only_sampler not in (None, sampler.kind):
-            needs = f"a model of texts only; this run denoises {', '.join(self.fields)} with the text"
-            return unfit(sampler.kind, needs, self.process, instead=f"'{self.only_sampler}'")
         scale = getattr(getattr(sampler, "draw", None), "guidance", 1.0)
         if scale == 1.0 or ((given_latent or field is not None) and use in self.guided):
             return None

@@ -145,8 +145,7 @@ def samplers(model: MMLDLM) -> list[str]:
     for kind in TEXT_SAMPLERS:
         with suppress(MMLDLMError):
             sampler = model.text_sampler(kind, None)
-            fits = sampler.refusal(model.capabilities.process) is None
-            if fits and getattr(sampler, "denoises", None) in (None, *model.capabilities.fields):
+            if model.capabilities.sampler_refusal(sampler, "infill", given_latent=False) is None:
                 found.append(kind)
     return list(dict.fromkeys(found))
 
