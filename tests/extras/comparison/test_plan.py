@@ -29,6 +29,11 @@ def sessions(compared: ComparisonConfig, /, env: str = "test", **params: Any) ->
     return plan(compared, loader(env).for_environment(env, params), ROOT)["sessions"]
 
 
+def test_learning_rates_cannot_be_chosen_without_a_validation_loss() -> None:
+    with pytest.raises(ConfigurationError, match="validate_every"):
+        sessions(config({"name": "a", "env": "ar"}, learning_rates=[1e-3]), training={"validate_every": 0})
+
+
 # -- layers and parameters ---------------------------------------------------------------------------------------------
 
 

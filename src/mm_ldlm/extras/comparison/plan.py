@@ -103,6 +103,11 @@ def plan(config: ComparisonConfig, loader: Any, project: Path) -> dict[str, Any]
                 place = folder / member.name / ("" if rate is None else f"lr-{rate:g}") / f"seed-{seed}"
                 params = params_of(member, seed, config.budget, loader.runtime_params or {}, results=place, rate=rate)
                 sessions.append(_session(member, seed, rate, layers, params, loader, project))
+                if rate is not None and not sessions[-1].parameters["training"]["validate_every"]:
+                    raise ConfigurationError(
+                        "parameter 'training.validate_every': expected a number of steps, because "
+                        "comparison.learning_rates are chosen by the validation loss, found 0. Set it."
+                    )
         except ConfigurationError as error:  # the other seeds would be refused for the same reasons
             problems.append(f"comparison, member '{member.name}' (--env={layers}): {error}")
     if problems:
