@@ -54,7 +54,7 @@ class OneHotNoise(nn.Module):
         return float(0.5 / self.std(torch.ones(())).square())
 
     def draw(self, tokens_BL: Tensor, ratio_B: Tensor, generator: RowGenerator) -> Tensor:
-        """Draw z = e_x + σε (B, L, I) for every token; without tokens that are words, e_x is 0."""
+        """Draw z = e_x + σε (B, L, I) for every token; e_x is 0 where it is not a word."""
         I = len(self.word_I)  # noqa: E741
         noise_BLI = self.std(ratio_B).float()[:, None, None] * generator.normal(tokens_BL.shape[1], I)
         return (F.one_hot(tokens_BL, I) + noise_BLI) * self.word_I

@@ -95,7 +95,7 @@ class Candi(TextDiffusion):
         return CandiGeneration(model, self.shape, self.process, self.config, noise=self.noise)
 
     def expected_first_loss(self) -> dict[str, float]:
-        """See `objectives.base.Objective`; z says more than nothing about a token."""
+        """See `objectives.base.Objective`; z contains information about a token."""
         return {}
 
     def forward(self, model: Any, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:

@@ -1,6 +1,6 @@
 """Diffusion with words as noise: uniform noise with Duo's training, distillation and samplers, and GIDD.
 
-Duo has no process besides uniform noise, so that its objectives are next to it.
+The process of Duo is uniform noise; its objectives and its sampler are therefore here.
 """
 
 COMPONENTS: dict[str, dict[str, str]] = {
