@@ -1,7 +1,7 @@
 """Engines: where tasks run that do not depend on one another, on this host (`local`) or on a Ray cluster (`ray`).
 
 A task is a value that a function receives, and the function returns its result: neither reads or writes files of the
-data folder. The caller alone reads the inputs and writes the results, so that only its host needs that folder, and a
+data folder. Only the caller reads the inputs and writes the results, so that only its host needs that folder, and a
 task that is lost can be computed again anywhere.
 
 This module has the interface, the registry and the engine of this host; the engine of a Ray cluster registers from
@@ -43,7 +43,7 @@ class Engine(Protocol):
         Tasks are taken from the iterable as places become free, not all at once.
 
         Args:
-            function: receives a task and returns its result. Every process has a copy of its own, which it keeps.
+            function: receives a task and returns its result. Every process has its own copy, which it keeps.
             cpus: cores that one task uses.
             gpus: GPUs that one task uses.
 

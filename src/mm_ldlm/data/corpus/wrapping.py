@@ -56,12 +56,12 @@ def ingest_wrapped(
     The tokens at the end of a split and a source that do not fill a text are left out, and counted.
 
     Returns:
-        As `ingestion.ingest`. The report is that of the documents; `wrapped` in it has the number of texts of each
+        As `ingestion.ingest`. The report describes the documents; `wrapped` in it has the number of texts of each
         split (`rows`) and of tokens that were left out (`rest`).
 
     Raises:
-        ConfigurationError: a word of `tokens.wrap` is not a token, a record has more than one text, or the sources have
-            the vectors of their texts (`side`), which are not those of wrapped texts.
+        ConfigurationError: a word of `tokens.wrap` is not a token, the documents fill no text, a record has more than
+            one text, or the sources have the vectors of their texts (`side`), and not of wrapped ones.
     """
     if side is not None:
         raise ConfigurationError(

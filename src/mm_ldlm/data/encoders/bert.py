@@ -44,7 +44,7 @@ def fits(folder: Path) -> bool:
 
 
 class BertTokenizer:
-    """The tokenizer of a folder; `__call__` is that of transformers' tokenizers."""
+    """The tokenizer of a folder, called as a tokenizer of transformers is."""
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer

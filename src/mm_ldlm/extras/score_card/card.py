@@ -44,8 +44,8 @@ class Candidate:
     """A run of a row, before its weights are loaded.
 
     Attributes:
-        stored: tokens of held-out texts in the data of the run's tokenizer, by text: those of wrapped texts are others
-            than the tokenizer makes of a text. Empty for another tokenizer, and for texts of a file.
+        stored: tokens of held-out texts in the data of the run's tokenizer, by text: the tokenizer would divide a
+            wrapped text otherwise. Empty for another tokenizer, and for a file's texts that are not wrapped.
     """
 
     name: str

@@ -52,7 +52,7 @@ def _of_costs(
     }
     reasons: dict[str, str] = {}
     if any(record["tokenizer"] != record["base"] for record in records):
-        reasons = dict.fromkeys(of_tokens, "its tokens are not those of the baseline: compare words and characters")
+        reasons = dict.fromkeys(of_tokens, "its tokens differ from the baseline's: compare words and characters")
     if unlike := max(record["unlike"] for record in records):
         read = f"{unlike} of {len(counts['word'])} texts as other characters than the baseline's"
         reasons |= dict.fromkeys(of_texts, f"its tokenizer reads {read}")
@@ -88,7 +88,7 @@ def at_entropy(records: Records, entropy: float) -> tuple[float | None, str]:
         low, high = (points[0][0], points[-1][0]) if points else (math.inf, -math.inf)
         if not low <= entropy <= high:
             return None, (
-                f"the entropies of its samples (from {low:.2f} to {high:.2f}) do not contain {entropy:.2f}, that of "
+                f"the entropies of its samples (from {low:.2f} to {high:.2f}) do not contain the {entropy:.2f} of "
                 "held-out text; change score_card.temperatures"
             )
         x, y = np.array(points).T

@@ -177,7 +177,7 @@ def _read(
     mask: Tensor | None,
     past: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Call a transformer block with the keys and values of the positions before; return also those of all positions.
+    """Call a transformer block given earlier keys and values; return its output, and the keys and values of all tokens.
 
     The order of keys does not matter: the new ones are first, as `blocks.key_mask` has them.
     """

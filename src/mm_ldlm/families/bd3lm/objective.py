@@ -94,8 +94,8 @@ class BlockDiffusion(TextDiffusion):
     def corrupt(self, batch: Batch, generator: RowGenerator) -> NoisyTexts:
         """Mask each block at its own time in [t_min, t_max].
 
-        The times are low-discrepancy over all blocks of the global batch, and those of one text are evenly spaced.
-        Their number is that of the longest text, so that they do not depend on padding.
+        The times are low-discrepancy over all blocks of the global batch, and evenly spaced within a text. There are as
+        many as the longest text has blocks, so that they do not depend on padding.
         """
         L = batch.tokens_BL.shape[1]
         number_N = torch.arange(-(-self.shape.max_length // self.block_length), device=batch.tokens_BL.device)

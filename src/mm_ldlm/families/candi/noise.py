@@ -62,8 +62,8 @@ class OneHotNoise(nn.Module):
     def inputs(self, noisy_BL: Tensor, masked_BL: Tensor, z_BLI: Tensor, ratio_B: Tensor) -> Tensor:
         """Compute the weights (B, L, I) of the ids in the model's input.
 
-        1 for the id at a position, and z/√(1 + Nσ²) for the N words at a masked one, so that its vector is that of
-        [MASK] and the mixture of all words' vectors by z, which is as long as one of them.
+        1 for the id at a position, and z/√(1 + Nσ²) for the N words at a masked one, whose vector is thus
+        the sum of [MASK]'s and a mixture of all words' by z, as long as one of them.
         """
         scale_B11 = (self.std(ratio_B).square() * self.word_I.sum() + 1).rsqrt().float()[:, None, None]
         return F.one_hot(noisy_BL, len(self.word_I)) + torch.where(masked_BL[..., None], scale_B11 * z_BLI, 0.0)

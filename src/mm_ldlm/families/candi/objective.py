@@ -80,8 +80,8 @@ class CandiConfig(TextDiffusionConfig):
 class Candi(TextDiffusion):
     """Losses of the text and of the length.
 
-    The text loss is that of absorbing diffusion, given z. It is not a likelihood, because z contains information about
-    the tokens; `CandiGeneration.likelihood` adds its cost.
+    The text loss is the loss of absorbing diffusion, given z. It is not a likelihood, because z contains information
+    about the tokens; `CandiGeneration.likelihood` adds its cost.
     """
 
     config: CandiConfig
@@ -198,8 +198,8 @@ class CandiGeneration(TextGeneration):
         """Draw the NELBO of the process of masks and z; both are functions of the mask ratio m, without an end term.
 
         −log p(tokens | length) ≤ ∫₀¹ E[Σ over masked positions of −log x_θ(x)/m − ½ dσ⁻²/dm ‖e_x − x̂‖²] dm
-        + L/(2σ(1)²). The first term is the divergence of the rates of unmasking, the second that of the reverse
-        diffusions of z (Girsanov), the last that of z at m = 1 to N(0, σ(1)²). x̂ is x_θ as a vector.
+        + L/(2σ(1)²). The terms are the divergences of the rates of unmasking, of the reverse diffusions of z
+        (Girsanov), and of z at m = 1 from N(0, σ(1)²). x̂ is x_θ as a vector.
         """
         process, predict, drawn = self.process, self.text_denoiser(latents_Bd, generator).predict, list[Tensor]()
 

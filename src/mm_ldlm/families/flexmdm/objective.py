@@ -84,7 +84,7 @@ class FlexMDM(Objective):
 def gap_divergence(gaps_BP: Tensor, log_counts_BP: Tensor, present_BL: Tensor, valid_BL: Tensor) -> Tensor:
     """Compute `insertion_divergence` (B, P) in the gaps of the noisy texts; 0 elsewhere, and in examples without text.
 
-    `present_BL` selects the tokens of the noisy texts, `valid_BL` those of the clean ones.
+    `present_BL` selects the tokens of the noisy texts, `valid_BL` the tokens of the clean ones.
     """
     real_BP = F.pad(present_BL, (1, 0), value=True) & valid_BL.any(dim=1, keepdim=True)
     return torch.where(real_BP, insertion_divergence(gaps_BP, log_counts_BP), 0.0)
@@ -129,7 +129,7 @@ class FlexGeneration(GenerativeModel):
     ) -> Likelihood:
         """Draw the upper bound on −log p(text), its length included, `draws` times at low-discrepancy times.
 
-        The bound is the divergence of the paths that lead to the text from those of the model,
+        The bound is the divergence of the paths that lead to the text from the paths of the model,
         ∫ b'/b·Σ CE + a'/a·Σ (g − n − n·log g) dt. With the divergence of training it is ∫ b'/b·Σ CE + a'/a·Σ divergence
         dt − C(length) (`insertion_entropy`), because n·log n has this mean. The integral is over u = √b(t), in which
         b'/b dt = (2/u) du, so that few masks at small t do not dominate the variance.

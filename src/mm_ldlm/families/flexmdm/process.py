@@ -65,7 +65,7 @@ class Insertion(Masking):
         self.insertion = config.insertion_schedule.build()
 
     def corrupt(self, tokens_BL: Tensor, valid_BL: Tensor, t_B: Tensor, generator: RowGenerator) -> Tensor:
-        """Draw x_t (B, L), whose tokens are fewer than those of the text."""
+        """Draw x_t (B, L), which has fewer tokens than the text."""
         return self.delete(tokens_BL, valid_BL, t_B, generator).tokens_BL
 
     def delete(self, tokens_BL: Tensor, valid_BL: Tensor, t_B: Tensor, generator: RowGenerator) -> Partial:

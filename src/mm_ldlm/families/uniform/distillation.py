@@ -66,7 +66,7 @@ class Distillation(GaussianText):
         return min(step * self.config.rounds // (self.training_steps or 1), self.config.rounds - 1)
 
     def forward(self, model: Any, batch: Batch, generator: RowGenerator, *, kind: str, step: int) -> Losses:
-        """See `objectives.base.Objective`; in evaluation mode the losses are those of uniform diffusion."""
+        """See `objectives.base.Objective`; in evaluation mode the losses are uniform diffusion's."""
         if not self.training:
             return super().forward(model, batch, generator, kind=kind, step=step)
         number = self.round_of(step)

@@ -1,7 +1,7 @@
 """Duo: uniform diffusion that begins with a curriculum of Gaussian latents (arXiv:2506.10892).
 
 Uniform noise is the argmax of Gaussian noise (`duality.py`). During the curriculum the model reads the latents w
-themselves, by softmax(w/τ) as weights of the token embeddings, and the loss is that of uniform diffusion at argmax w.
+themselves, by softmax(w/τ) as weights of the token embeddings, and the loss is uniform diffusion's at argmax w.
 Afterwards, and in every evaluation, it is uniform diffusion (`uniform.py`), whose time the model receives throughout:
 the t at which a token is kept with the probability T(γ).
 
