@@ -19,6 +19,7 @@ from tests.components import (
 from torch import Tensor
 
 from mm_ldlm.core import ConfigurationError, parse_kind
+from mm_ldlm.diffusion.schedules import LogLinear
 from mm_ldlm.models.base import MODELS
 from mm_ldlm.models.blocks import TransformerOptions
 from mm_ldlm.models.parts import count_by_part, tagged_parameters
@@ -176,6 +177,8 @@ def another(value: Any, hint: Any) -> Any:
     choices = [choice for choice in get_args(hint) if isinstance(choice, str)]
     if choices:
         return next(choice for choice in choices if choice != value)
+    if value is None and Any in get_args(hint):
+        return LogLinear()
     if value is None:
         return 0.5 if float in get_args(hint) or "float" in str(hint) else 1
     if isinstance(value, bool):

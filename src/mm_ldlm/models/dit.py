@@ -6,13 +6,14 @@ B batch, L text length, M chosen positions, V vocabulary, D dim, C conditioning 
 """
 
 from collections.abc import Container
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mm_ldlm.core import PositiveFloat, config
+from mm_ldlm.diffusion.schedules import MASK_SCHEDULES
 from mm_ldlm.models.base import DataShape, TextModel, TextOutput, build_on_meta
 from mm_ldlm.models.blocks import Block, ModulatedOptions, key_mask, run_block
 from mm_ldlm.models.embeddings import TIME_FACTOR, TIME_FEATURES, Conditioner, TokenTable, sinusoid
@@ -30,10 +31,13 @@ class DiTOptions(ModulatedOptions):
             the timestep, as the sampler `ddpm_cache` with `timestep: schedule` needs.
         time_factor: factor of the timestep in its sinusoidal embedding. Some older models were trained with 1, with
             which the model can hardly distinguish timesteps.
+        time_schedule: if given, the model receives σ = −log α_t of this schedule in place of t, as those of SEDD
+            (arXiv:2310.16834) and Duo do.
     """
 
     time_conditioning: bool = True
     time_factor: PositiveFloat = TIME_FACTOR
+    time_schedule: Annotated[Any, MASK_SCHEDULES] | None = None
 
 
 @config
@@ -74,7 +78,9 @@ class TextTransformer(nn.Module):
         self.rope_L2e.copy_(rope_table(self.shape.max_length, self.config.head_dim, self.config.rope_theta))
 
     def time_features(self, t_B: Tensor) -> Tensor:
-        """Compute the sinusoidal embedding (B, 256) float32 of a timestep, or of 0 without conditioning on it."""
+        """Compute the sinusoidal embedding (B, 256) float32 of t or σ(t), or of 0 without conditioning on time."""
+        if self.config.time_schedule is not None:
+            t_B = -self.config.time_schedule.alpha(t_B).log()
         t_B = t_B if self.config.time_conditioning else torch.zeros_like(t_B)
         return sinusoid(t_B, factor=self.config.time_factor)
 
