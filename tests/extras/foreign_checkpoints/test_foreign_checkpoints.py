@@ -1,7 +1,6 @@
 """Checkpoints of other trainers: the same logits here, the same bits after an export, and nothing of a damaged file."""
 
 import json
-import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from omegaconf import OmegaConf
+from tests.extras.foreign_checkpoints import ddit
+from tests.extras.foreign_checkpoints.ddit import LENGTH, WORDS, C, D, folder
 from tests.inference.runs import tokenizer
 from tests.training import task
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from torch import Tensor
-from torch.nn import functional as F
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import CheckpointError, parse
@@ -25,73 +27,23 @@ from mm_ldlm.inference.exporting import source_of
 from mm_ldlm.inference.loading import load_run
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.training import loop
-from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints import folder as checkpoints
 
-D, C, HEADS, DEPTH, LENGTH, WORDS = 16, 8, 2, 2, 12, 20
 ROWS = 64
 """Rows of the embedding: the vocabulary of 23 tokens, rounded"""
 
 
 def weights(rows: int = ROWS) -> dict[str, Tensor]:
-    """Draw weights of MDLM's DiT, under its names."""
-    shapes: dict[str, tuple[int, ...]] = {
-        "vocab_embed.embedding": (rows, D), "output_layer.norm_final.weight": (D,),
-        "rotary_emb.cos_cached": (1, LENGTH, 3, 1, D // HEADS),
-    }  # fmt: skip
-    linears = {"sigma_map.mlp.0": (C, 256), "sigma_map.mlp.2": (C, C), "output_layer.linear": (rows, D),
-               "output_layer.adaLN_modulation": (2 * D, C)}  # fmt: skip
-    for block in (f"blocks.{n}." for n in range(DEPTH)):
-        shapes |= {block + "norm1.weight": (D,), block + "norm2.weight": (D,), block + "attn_qkv.weight": (3 * D, D),
-                   block + "attn_out.weight": (D, D)}  # fmt: skip
-        linears |= {block + "mlp.0": (4 * D, D), block + "mlp.2": (D, 4 * D), block + "adaLN_modulation": (6 * D, C)}
-    shapes |= {f"{name}.weight": shape for name, shape in linears.items()}
-    shapes |= {f"{name}.bias": shape[:1] for name, shape in linears.items()}
-    draw = torch.Generator().manual_seed(0)
-    return {name: 0.2 * torch.randn(shape, generator=draw) + ("norm" in name) for name, shape in shapes.items()}
-
-
-def reference(w: dict[str, Tensor], tokens: Tensor, valid: Tensor, t: Tensor) -> Tensor:
-    """Compute the logits of MDLM's DiT by its definition: LayerNorm with ε = 1e-5, rotary positions by halves."""
-
-    def linear(x: Tensor, name: str) -> Tensor:
-        return F.linear(x, w[f"{name}.weight"], w.get(f"{name}.bias"))
-
-    def norm(x: Tensor, name: str, shift: Tensor, scale: Tensor) -> Tensor:
-        return F.layer_norm(x, [D]) * w[f"{name}.weight"] * (1 + scale) + shift
-
-    frequency = torch.exp(-math.log(10_000) * torch.arange(128) / 128)
-    features = torch.cat([torch.cos(t[:, None] * frequency), torch.sin(t[:, None] * frequency)], dim=1)
-    c = F.silu(linear(F.silu(linear(features, "sigma_map.mlp.0")), "sigma_map.mlp.2"))
-    B, length, E = *tokens.shape, D // HEADS
-    angle = torch.arange(length)[:, None] / 10_000 ** (torch.arange(0, E, 2) / E)
-    cos, sin = (torch.cat([f(angle), f(angle)], dim=1)[None, :, None] for f in (torch.cos, torch.sin))
-
-    def turned(x: Tensor) -> Tensor:
-        one, two = x.chunk(2, dim=-1)
-        return (x * cos + torch.cat([-two, one], dim=-1) * sin).transpose(1, 2)
-
-    x = w["vocab_embed.embedding"][tokens]
-    for block in (f"blocks.{n}." for n in range(DEPTH)):
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = linear(c, block + "adaLN_modulation")[:, None].chunk(6, -1)
-        qkv = linear(norm(x, block + "norm1", shift, scale), block + "attn_qkv").view(B, length, 3, HEADS, E)
-        q, k, v = turned(qkv[:, :, 0]), turned(qkv[:, :, 1]), qkv[:, :, 2].transpose(1, 2)
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=valid[:, None, None]).transpose(1, 2)
-        x = x + gate * linear(attended.reshape(B, length, D), block + "attn_out")
-        inner = F.gelu(linear(norm(x, block + "norm2", mlp_shift, mlp_scale), block + "mlp.0"), approximate="tanh")
-        x = x + mlp_gate * linear(inner, block + "mlp.2")
-    shift, scale = linear(c, "output_layer.adaLN_modulation")[:, None].chunk(2, -1)
-    return linear(norm(x, "output_layer.norm_final", shift, scale), "output_layer.linear")
+    return ddit.weights(rows)
 
 
 def older(place: Path, found: Any = None) -> Path:
-    """Write the folder of an older trainer: weights, tokenizer, config.yaml and state.json."""
-    base = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)} | {"[UNK]": WORDS}, unk_token="[UNK]"))
-    base.pre_tokenizer = pre_tokenizers.Whitespace()
-    base.add_special_tokens(["[PAD]", "[MASK]", "[UNK]"])
-    place.mkdir(parents=True)
+    """Write the folder of an older trainer: weights, tokenizer with special tokens, config.yaml and state.json."""
+    settings = {"model": {"diffusion_process": "mdlm", "n_heads": 2}}
+    folder(place, weights() if found is None else found, settings)
+    base = Tokenizer.from_file(str(place / "tokenizer.json"))
+    base.add_special_tokens(["[PAD]", "[MASK]"])
     base.save(str(place / "tokenizer.json"))
-    torch.save(weights() if found is None else found, place / "model.pt")
-    (place / "config.yaml").write_text("model: {diffusion_process: mdlm, n_heads: 2}\n")
     (place / "state.json").write_text('{"step": 90000}')
     return place
 
@@ -103,7 +55,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def saved(run: Path, name: str = "model") -> dict[str, Tensor]:
-    return folder.tensors(folder.find(run), f"{name}.safetensors")
+    return checkpoints.tensors(checkpoints.find(run), f"{name}.safetensors")
 
 
 def equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
@@ -113,7 +65,7 @@ def equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
 # -- import ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("timesteps", ["plain", "none"])
+@pytest.mark.parametrize("timesteps", ["plain", "none", "sigma"])
 @pytest.mark.parametrize("wrapped", ["", "module.", "_orig_mod.module."])
 @pytest.mark.parametrize("averaged", [False, True])
 def test_an_imported_dit_of_mdlm_has_the_logits_of_its_definition(
@@ -129,7 +81,8 @@ def test_an_imported_dit_of_mdlm_has_the_logits_of_its_definition(
     tokens, valid, t = batch()
     with torch.no_grad(), loaded.model.evaluating():
         found = loaded.model.model(tokens, valid_BL=valid, t_B=t).logits
-        expected = reference(theirs, tokens, valid, t if timesteps == "plain" else torch.zeros(2))[..., :23]
+        time = {"plain": t, "none": 0 * t, "sigma": -torch.log(1 - 0.999 * t)}[timesteps]
+        expected = ddit.reference(theirs, tokens, valid[:, None, None], time)[..., :23]
     assert float(expected[valid].std()) > 0.1
     assert torch.allclose(found[valid], expected[valid], atol=3e-5)
 
@@ -139,7 +92,7 @@ def test_the_command_makes_a_run_that_samples_without_data(tmp_path: Path) -> No
     result = CliRunner().invoke(commands.import_checkpoint, [str(word) for word in words])
     assert result.exit_code == 0, result.output
     assert "left out: rotary_emb.cos_cached" in result.output
-    assert folder.step_of(folder.find(tmp_path / "runs" / "run")) == 90_000
+    assert checkpoints.step_of(checkpoints.find(tmp_path / "runs" / "run")) == 90_000
     made = MMLDLM.from_run(tmp_path / "runs" / "run", device="cpu")
     assert made.shape.max_length == 9
     assert [len(text.split()) for text in made.generate(3, length=5, seed=0).texts] == [5, 5, 5]
@@ -159,6 +112,68 @@ def test_a_training_starts_from_the_imported_weights(tmp_path: Path) -> None:
     other = task.spec("text_diffusion", model={**config["model"], "heads": 4}, shape=shape, init_from="imported")
     (event,) = task.built(other, tmp_path).tracker.of("init_differs")
     assert event["fields"] == ["heads: checkpoint has 2, this run 4"]
+
+
+def test_the_import_states_the_largest_difference_from_the_original_code(tmp_path: Path) -> None:
+    clean, t = ddit.clean_and_times()
+    noisy = clean.masked_fill(
+        torch.rand(clean.shape, generator=torch.Generator().manual_seed(4)) < t[:, None], ddit.MASK
+    )
+    logits = ddit.reference(ddit.weights(), noisy, ddit.everything(noisy), -torch.log(1 - 0.999 * t))
+    loss = ddit.masked_cross_entropy(logits, clean, noisy, t[:, None])
+    settings = {"time_conditioning": True, "model": {"n_heads": 2}, "parameterization": "subs"}
+    given = {
+        "tokens": noisy,
+        "clean": clean,
+        "sigma": -torch.log(1 - 0.999 * t.double()),
+        "logits": logits,
+        "loss": loss,
+    }
+    ddit.proves(tmp_path, settings, **given)
+    logits[1, 2, 3] += 0.25
+    loss[2, 1] += 6.0
+    torch.save(given, tmp_path / "theirs" / "reference.pt")
+    found = import_checkpoint(tmp_path / "theirs", tmp_path / "again").differences
+    assert found is not None
+    assert found.logits == pytest.approx(0.25, abs=1e-4)
+    assert found.bound == pytest.approx(6.0 / LENGTH, abs=1e-4)
+
+
+def test_a_lightning_checkpoint_gives_its_configuration_and_averages_without_its_classes(tmp_path: Path) -> None:
+    config = {"model": {"n_heads": 2, "length": 9}, "time_conditioning": False, "optim": {"lr": 3e-4}}
+    last = {name: value for name, value in ddit.weights().items() if "rotary" not in name}
+    tied = last["output_layer.linear.weight"] = last["vocab_embed.embedding"]
+    averages = [2 * value for name, value in last.items() if name != "output_layer.linear.weight"]
+    content = {
+        "state_dict": {f"backbone.{name}": value for name, value in last.items()},
+        "ema": {"shadow_params": averages},
+        "hyper_parameters": {"config": OmegaConf.create(config), "tokenizer": Tokenizer(BPE())},
+    }
+    path = folder(tmp_path / "lightning", content, {}, name="last.ckpt")
+    (path / "config.yaml").unlink()
+    assert import_checkpoint(path, tmp_path / "run").averaged
+    made = MMLDLM.from_run(tmp_path / "run", device="cpu")
+    assert made.shape.max_length == 9
+    head = saved(tmp_path / "run", "ema")["model.text_head.linear.weight"]
+    assert torch.allclose(head[: ddit.MASK], 2 * tied[: ddit.MASK])
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"model": {"register_tokens": 4}}, "register_tokens"),
+        ({"algo": {"name": "mdlm", "T": 1000}}, "algo.T"),
+        ({"algo": {"causal_attention": True}}, "causal_attention"),
+        ({"noise": {"type": "cosine"}}, "noise.type"),
+        ({"algo": {"name": "mdlm", "parameterization": "d3pm"}}, "d3pm"),
+    ],
+)
+def test_a_key_without_a_meaning_here_is_refused_by_its_name(
+    settings: dict[str, Any], named: str, tmp_path: Path, refuses: Callable[..., Any]
+) -> None:
+    path = folder(tmp_path / "theirs", ddit.weights(), settings)
+    with refuses(CheckpointError, named):
+        import_checkpoint(path, tmp_path / "run", timesteps="none", heads=2)
 
 
 # -- export and import again -------------------------------------------------------------------------------------------
@@ -209,7 +224,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     ),
     "no tensors": lambda path: torch.save({"a": 1}, path / "model.pt"),
     "another process": lambda path: (path / "config.yaml").write_text("model: {diffusion_process: gidd}"),
-    "another conditioning": lambda path: (path / "config.yaml").write_text("time_conditioning: true"),
+    "no reference": lambda path: torch.save({"tokens": torch.ones(2, 3)}, path / "reference.pt"),
     "no settings": lambda path: (path / "config.yaml").unlink(),
     "no YAML": lambda path: (path / "config.yaml").write_text("a: [\nb"),
     "no mapping": lambda path: (path / "config.yaml").write_text("- 1"),

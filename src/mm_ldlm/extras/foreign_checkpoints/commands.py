@@ -16,8 +16,8 @@ from mm_ldlm.app.console import messages_only
 @click.option("--heads", type=int, default=None, help="Attention heads, if the checkpoint does not contain them.")
 @click.option("--max-length", type=int, default=None, help="Longest text in tokens, if the checkpoint has none.")
 @click.option(
-    "--timesteps", type=click.Choice(["none", "plain"]), default=None,
-    help="How the model was trained: without its timestep, or with t in [0, 1] itself.",
+    "--timesteps", type=click.Choice(["none", "plain", "sigma"]), default=None,
+    help="How the model was trained: without its timestep, with t in [0, 1] itself, or with −log α_t.",
 )  # fmt: skip
 def import_checkpoint(source: str, run: str, like: str | None, **given: Any) -> None:
     """Make the run folder RUN of the weights in SOURCE, a model.pt of another trainer or a folder with one."""
@@ -30,6 +30,12 @@ def import_checkpoint(source: str, run: str, like: str | None, **given: Any) -> 
         averages = "with averaged weights (EMA)" if made.averaged else "without averaged weights (EMA)"
         click.echo(
             f"{run}: {len(made.tensors)} parameters{form}, {averages}; left out: {summary(made.left_out) or 'nothing'}"
+        )
+        click.echo(
+            "Nothing was compared: there is no reference.pt or reference.safetensors next to the weights."
+            if (found := made.differences) is None
+            else f"Compared with {found.file}: logits differ by at most {found.logits:.1e} (the largest is "
+            f"{found.largest:.3g}), the bound by at most {found.bound:.1e} nats per token."
         )
         click.echo(
             f"Sample from it by `kedro run --pipelines=sampling --params run={run}` or MMLDLM.from_run({run!r}); start "

@@ -14,7 +14,18 @@ import torch
 from torch import Size, Tensor
 
 from mm_ldlm.core import CheckpointError
-from mm_ldlm.extras.foreign_checkpoints.formats import FORMATS, ROUNDING, Format, Rule, matches, recognise, summary
+from mm_ldlm.extras.foreign_checkpoints.formats import (
+    FORMATS,
+    ROUNDING,
+    Format,
+    Rule,
+    matches,
+    recognise,
+    summary,
+    without_time,
+)
+from mm_ldlm.extras.foreign_checkpoints.proving import Differences
+from mm_ldlm.extras.foreign_checkpoints.trainers import timeless
 
 ROTARY = {"rotary_emb.inv_freq": 2, "rotary_emb.cos_cached": 1}
 """Tables of rotary positions, and how many dimensions of a head each of their last columns stands for."""
@@ -34,6 +45,8 @@ class Converted:
     """names of the checkpoint that became no parameter"""
     averaged: bool = False
     """whether the checkpoint also has averaged weights (EMA), which are imported beside the last ones"""
+    differences: Differences | None = None
+    """from the outputs of the original code, of the averaged weights if there are any; None: nothing was compared"""
 
 
 def convert(
@@ -58,7 +71,7 @@ def convert(
     key = recognise(found)
     if key is None:
         return Converted(dict(found), None, [])
-    form, head_dim = FORMATS[key], options["dim"] // options["heads"]
+    form, head_dim = _format(key, options), options["dim"] // options["heads"]
     made: dict[str, Tensor] = {}
     used: set[str] = set()
     missing: set[str] = set()
@@ -84,6 +97,12 @@ def convert(
     return Converted(made, key, left_out)
 
 
+def _format(key: str, options: Mapping[str, Any]) -> Format:
+    """Return a format for a model with these options."""
+    kind = options.get("kind")
+    return without_time(FORMATS[key], kind) if kind in timeless() else FORMATS[key]
+
+
 def head_dim_of(found: Mapping[str, Tensor]) -> int | None:
     """Return the dimension of a head from the tables of rotary positions; None if the checkpoint has none."""
     tables = (found[name].shape[-1] * factor for name, factor in ROTARY.items() if name in found and found[name].ndim)
@@ -97,7 +116,7 @@ def refuse_other_model(found: Mapping[str, Tensor], options: Mapping[str, Any], 
     """
     if (key := recognise(found)) is None:
         return
-    form = FORMATS[key]
+    form = _format(key, options)
     wrong = [
         f"model.{name}={_yaml(value)} (found {_yaml(options.get(name))})"
         for name, value in form.options.items()

@@ -90,6 +90,16 @@ def _with_norms(found: Sequence[Tensor], head_dim: int) -> Tensor:
     return torch.cat(parts).float()
 
 
+def _zeros(found: Sequence[Tensor], head_dim: int) -> Tensor:
+    return torch.zeros_like(found[0])
+
+
+def _at_zero(found: Sequence[Tensor], head_dim: int) -> Tensor:
+    """Add to a bias what its layer makes of the timestep 0, whose features are the cosines 1 and the sines 0."""
+    weight, bias = (each.double() for each in found)
+    return (bias + weight[:, : weight.shape[1] // 2].sum(dim=1)).float()
+
+
 # -- the formats -------------------------------------------------------------------------------------------------------
 
 _BLOCK, _THEIRS = "blocks.{n}.streams.0.", "blocks.{n}."
@@ -144,6 +154,9 @@ DDIT = Format(
     left_out=(
         "rotary_emb.*",  # tables of the rotary positions, which are computed here
         "logit_bias",  # a constant that is not read
+        "sampling_eps_*",  # the times that the training draws
+        "limiting_distribution",  # of the noise, which objective.process sets here
+        "teacher.*",  # of a distillation
         "importance_estimator.*",  # of adaptive masking, which sampling does not read
         "masking_scheduler.*",
         "noise*",  # the noise schedule, which objective.process sets here
@@ -157,6 +170,16 @@ DDIT = Format(
 
 FORMATS: dict[str, Format] = {"ddit": DDIT}
 """By name"""
+
+
+def without_time(form: Format, kind: str) -> Format:
+    """Return the format for a model of another kind that reads no timestep, and whose conditioning is a constant."""
+    made = {
+        "time.inner.weight": Rule("time.inner.weight", ("sigma_map.mlp.0.weight",), _zeros),
+        "time.inner.bias": Rule("time.inner.bias", ("sigma_map.mlp.0.weight", "sigma_map.mlp.0.bias"), _at_zero),
+    }
+    rules = tuple(made.get(rule.ours, rule) for rule in form.rules)
+    return dataclasses.replace(form, rules=rules, options={**form.options, "kind": kind}, timesteps=())
 
 
 def recognise(names: Iterable[str]) -> str | None:

@@ -14,11 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from mm_ldlm.core import CheckpointError, ConfigurationError, parse_kind, show, to_dict
-from mm_ldlm.core.files import InputFile, new_directory, write_json
-from mm_ldlm.data.corpus.tokenizer import MASKS, TextTokenizer, base_from_name, base_from_path
+from mm_ldlm.core.files import new_directory, write_json
+from mm_ldlm.data.corpus.tokenizer import MASKS, PADS, TextTokenizer, base_from_name, base_from_path
 from mm_ldlm.extras.foreign_checkpoints import formats
 from mm_ldlm.extras.foreign_checkpoints import reading as legacy
 from mm_ldlm.extras.foreign_checkpoints.converting import Converted, convert, head_dim_of
+from mm_ldlm.extras.foreign_checkpoints.proving import compare
+from mm_ldlm.extras.foreign_checkpoints.trainers import (
+    HEADS,
+    LENGTH,
+    TIME,
+    TOKENIZER,
+    Trainer,
+    first,
+    flat,
+    schedule_of,
+    trainer_of,
+)
 from mm_ldlm.inference.exporting import refuse_existing
 from mm_ldlm.inference.files import newest_run
 from mm_ldlm.inference.loading import kinds_of, root_of, run_config
@@ -29,9 +41,9 @@ from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG
 from mm_ldlm.training.checkpoints.weights import identity_of, load_tensors, saved_tensors
 from mm_ldlm.training.counters import TrainingState
 
-Timesteps = Literal["none", "plain"]
-"""How a model of the format `ddit` was trained: without its timestep (MDLM's default), or with t in [0, 1] itself."""
-_TIMESTEPS: dict[str, dict[str, Any]] = {"none": {"time_conditioning": False}, "plain": {"time_factor": 1.0}}
+Timesteps = Literal["none", "plain", "sigma"]
+"""How a model of the format `ddit` was trained: without its timestep (MDLM's default), with t in [0, 1] itself, or with
+σ = −log α_t."""
 
 
 def import_checkpoint(
@@ -58,7 +70,7 @@ def import_checkpoint(
     refuse_existing(run)
     found = legacy.read(source)
     with tempfile.TemporaryDirectory() as temporary:
-        config, parts = _described(
+        config, parts, trainer = _described(
             found, Path(temporary), like, tokenizer=tokenizer, heads=heads, max_length=max_length, timesteps=timesteps
         )
         root = root_of(config, parts)
@@ -70,12 +82,16 @@ def import_checkpoint(
         if found.averages is not None:
             _load(root, replace(found, tensors=found.averages), config)
             tensors["ema.safetensors"] = _copied(root)
+        if trainer is not None:
+            converted = replace(converted, differences=compare(root, trainer.reads, found.file.parent))
         _write(run, tensors, found, converted, config, parts)
     return converted
 
 
-def _described(found: legacy.Legacy, temporary: Path, like: Path | None, **given: Any) -> tuple[dict[str, Any], Path]:
-    """Return the configuration of the new run, and the folder with its tokenizer and other parts."""
+def _described(
+    found: legacy.Legacy, temporary: Path, like: Path | None, **given: Any
+) -> tuple[dict[str, Any], Path, Trainer | None]:
+    """Return the configuration of the new run, the folder with its tokenizer and other parts, and another trainer."""
     own = found.file.parent
     key = formats.recognise(found.tensors)
     described = like is not None or ((own / CONFIG).is_file() and (own / "tokenizer").is_dir())
@@ -84,11 +100,13 @@ def _described(found: legacy.Legacy, temporary: Path, like: Path | None, **given
     if like is not None:
         run = newest_run(like)
         checkpoint = folder.find(run)
-        return run_config(run, checkpoint), checkpoint
+        return run_config(run, checkpoint), checkpoint, None
     if described:
-        return run_config(own, own), own
+        return run_config(own, own), own, None
     if key == "ddit":
-        return _ddit(found, temporary, **given), temporary
+        settings = flat(found.settings)
+        trainer = trainer_of(settings, found.file)
+        return _ddit(found, temporary, settings, trainer, **given), temporary, trainer
     raise CheckpointError(
         f"{found.file}: the names of its {len(found.tensors)} parameters have no known format "
         f"({formats.summary(found.tensors, most=4)}). Give a run with the same model by --like RUN; if its "
@@ -139,7 +157,9 @@ def _write(
         "metrics": {},
     }
     folders = {part.name: part for part in sorted(parts.iterdir()) if part.is_dir()}
-    origin = {"file": found.file.name, "format": converted.format, "left_out": converted.left_out}
+    differences = None if converted.differences is None else converted.differences._asdict()
+    origin = {"file": found.file.name, "format": converted.format, "left_out": converted.left_out,
+              "differences": differences}  # fmt: skip
     with new_directory(run) as new:
         written = {**config, "model": to_dict(model), "objective": to_dict(objective), "shape": to_dict(shape)}
         write_json(new / CONFIG, {**written, "name": run.name, "imported": origin})
@@ -152,20 +172,11 @@ def _write(
 
 
 def _ddit(
-    found: legacy.Legacy, temporary: Path, *, tokenizer: str | None, heads: int | None, max_length: int | None,
-    timesteps: Timesteps | None,
+    found: legacy.Legacy, temporary: Path, settings: Mapping[str, Any], trainer: Trainer, *, tokenizer: str | None,
+    heads: int | None, max_length: int | None, timesteps: Timesteps | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Derive the configuration of a run from the shapes of its parameters and the settings beside them."""
-    tensors, file = found.tensors, found.file.parent / "config.yaml"
-    settings = read_yaml(file) if file.is_file() else {}
-    model_settings = settings.get("model")
-    inside: dict[str, Any] = model_settings if isinstance(model_settings, dict) else {}
-    process = inside.get("diffusion_process", "mdlm")
-    if process not in ("mdlm", "absorbing"):
-        raise CheckpointError(
-            f"{found.file}: expected masked diffusion (diffusion_process: mdlm) in config.yaml, found "
-            f"{show(process, 60)}. Train one step here with the same model and that process, and import by --like RUN."
-        )
+    """Derive the configuration of a run from the shapes of its parameters and the configuration of its training."""
+    tensors = found.tensors
     marks = (*formats.DDIT.marks, "blocks.0.mlp.0.weight")
     matrices = [name for name in tensors for mark in marks if formats.matches(mark, name)]
     if wrong := [name for name in matrices if tensors[name].ndim != 2 or not tensors[name].numel()]:
@@ -177,22 +188,27 @@ def _ddit(
     rows, dim = tensors["vocab_embed.embedding"].shape
     head_dim = head_dim_of(tensors)
     longest = cached.shape[1] if cached is not None and cached.ndim > 1 else None
-    max_length = _count(
-        "--max-length", max_length, longest, inside.get("max_seq_len"), inside.get("length"), file=found.file
-    )
+    max_length = _count("--max-length", max_length, longest, first(settings, *LENGTH), file=found.file)
     in_file = dim // head_dim if head_dim else None
-    heads = _count("--heads", heads, in_file, inside.get("n_heads"), file=found.file)
+    heads = _count("--heads", heads, in_file, first(settings, *HEADS), file=found.file)
     depth = 1 + max(int(hit[1]) for name in tensors if (hit := formats.matches("blocks.{n}.attn_qkv.weight", name)))
-    words = _tokenizer(found.file.parent, tokenizer, rows=rows, max_length=max_length)
+    words = _tokenizer(
+        found.file.parent, tokenizer, first(settings, *TOKENIZER), rows=rows, max_length=max_length, added=trainer.added
+    )
     words.save(temporary / "tokenizer")
+    schedule = schedule_of(settings)
     options = {
-        **formats.DDIT.options, **_TIMESTEPS[_timesteps(found.file, timesteps, settings)],
+        **formats.DDIT.options, **_timesteps(found.file, timesteps, settings, trainer, schedule),
         "dim": dim, "depth": depth, "heads": heads, "conditioning_dim": len(tensors["sigma_map.mlp.0.weight"]),
         "mlp_ratio": len(tensors["blocks.0.mlp.0.weight"]) / dim if "blocks.0.mlp.0.weight" in tensors else 4.0,
+        **{name: settings.get(value[1:]) if value.startswith("$") else value for name, value in trainer.model.items()},
     }  # fmt: skip
+    process = {"kind": "absorbing", **trainer.objective.get("process", {}), "schedule": schedule}
     try:
         model = parse_kind(MODELS, options, at="model")
-        objective = parse_kind(OBJECTIVES, {"kind": "text_diffusion", "length_weight": 0.0}, at="objective")
+        objective = parse_kind(
+            OBJECTIVES, {**trainer.objective, "process": process, "length_weight": 0.0}, at="objective"
+        )
     except ConfigurationError as error:
         raise CheckpointError(f"{found.file}: its shapes belong to no model here: {error}") from None
     shape = DataShape(vocab_size=words.vocab_size, pad_id=words.pad_id, mask_id=words.mask_id, max_length=max_length)
@@ -215,57 +231,41 @@ def _count(option: str, *values: Any, file: Path) -> int:
     return value
 
 
-def _timesteps(file: Path, given: Timesteps | None, settings: Mapping[str, Any]) -> str:
-    if given is not None:
-        return given
-    if settings.get("time_conditioning") is False:
-        return "none"
-    model = settings.get("model")
-    if "time_conditioning" not in settings and isinstance(model, dict) and "diffusion_process" in model:
-        return "plain"
-    if settings.get("time_conditioning") is True:
+def _timesteps(
+    file: Path, given: Timesteps | None, settings: Mapping[str, Any], trainer: Trainer, schedule: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options by which the timestep reaches the model as it did in the training."""
+    way: str | None = given or trainer.timesteps
+    if given is None and isinstance(conditioned := first(settings, *TIME), bool) and way != "constant":
+        way = "sigma" if conditioned else "none"
+    elif way is None and "model.diffusion_process" in settings:
+        way = "plain"
+    if way is None:
         raise CheckpointError(
-            f"{file}: it was trained with time_conditioning, which embeds σ = −log(1 − t); no model here does. Train a "
-            "model here on the same data."
+            f"{file}: expected --timesteps, because the names do not show how the timestep reached the model. Give "
+            "none if it was trained without (time_conditioning: false, MDLM's default), sigma if with σ = −log α_t "
+            "(time_conditioning: true), or plain if with t in [0, 1] itself."
         )
-    raise CheckpointError(
-        f"{file}: expected --timesteps, because the names do not show how the timestep reached the model. Give none if "
-        "it was trained without (time_conditioning: false, MDLM's default), or plain if with t in [0, 1] itself."
-    )
+    ways: dict[str, dict[str, Any]] = {
+        "none": {"time_conditioning": False}, "constant": {}, "plain": {"time_factor": 1.0},
+        "sigma": {"time_factor": 1.0, "time_schedule": schedule},
+    }  # fmt: skip
+    return ways[way]
 
 
-def _tokenizer(place: Path, named: str | None, *, rows: int, max_length: int) -> TextTokenizer:
-    """Load the tokenizer beside the weights, or the one that was named."""
+def _tokenizer(
+    place: Path, named: str | None, trained: str | None, *, rows: int, max_length: int, added: str
+) -> TextTokenizer:
+    """Load the tokenizer that was named, the one next to the weights, or the one that the configuration names."""
     beside = [place / name for name in ("tokenizer.json", "vocab.txt") if (place / name).is_file()]
-    if named is None and not beside:
+    if named is None and not beside and not isinstance(trained, str):
         raise CheckpointError(
             f"{place}: expected tokenizer.json or vocab.txt beside the weights, found none. Give the tokenizer of the "
             "checkpoint by --tokenizer, a folder, a file or a name."
         )
-    if named is None or Path(named).exists():
-        base = base_from_path(Path(named or beside[0]), lowercase=True)
-    else:
-        base = base_from_name(named)
+    source = named or (str(beside[0]) if beside else str(trained))
+    base = base_from_path(Path(source), lowercase=True) if Path(source).exists() else base_from_name(source)
     size = base.get_vocab_size(with_added_tokens=True)
-    if rows == size + 1 and all(base.token_to_id(mask) is None for mask in MASKS):
-        base.add_special_tokens([MASKS[0]])  # MDLM's [MASK] is the id after those of its tokenizer
+    if rows == size + 1 and all(base.token_to_id(name) is None for name in (PADS if added in PADS else MASKS)):
+        base.add_special_tokens([added])  # the id after those of the tokenizer
     return TextTokenizer(base, max_length=max_length)
-
-
-# -- files of the user -------------------------------------------------------------------------------------------------
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file with a mapping.
-
-    Raises:
-        CheckpointError: it cannot be read, or is no mapping.
-    """
-    import yaml  # the training hosts do not need it
-
-    file = InputFile(path, remedy="Give a YAML file with a mapping.", error=CheckpointError)
-    with file.parsing("YAML", ValueError, RecursionError, yaml.YAMLError):
-        found = yaml.safe_load(file.text())
-    if not isinstance(found, dict):
-        file.refuse("a mapping", show(found, 80))
-    return found

@@ -1,12 +1,14 @@
 """Checkpoints in the files of other trainers: a folder with `model.pt` or another file of PyTorch, or such a file.
 
-`torch.load` runs in weights-only mode: a file that contains anything but tensors, numbers, texts and containers of them
-is refused and never executed. Optimizer and random states beside the weights are not read.
+`torch.load` runs in weights-only mode: nothing in a file is executed. Objects of the configurations and tokenizers in
+Lightning checkpoints are read as plain records of their fields; a file with other objects is refused. Optimizer and
+random states beside the weights are not read.
 """
 
 import dataclasses
 import json
 import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,17 +22,28 @@ from mm_ldlm.core import CheckpointError, show
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.training.checkpoints.weights import refuse_non_finite
 
-FILES = ("model.pt", "checkpoint.pt", "model_final.pth", "model.pth", "pytorch_model.bin")
+FILES = (
+    "model.pt", "checkpoint.pt", "model_final.pth", "model.pth", "pytorch_model.bin", "model.safetensors",
+    "checkpoint.pth", "best.ckpt", "last.ckpt",
+)  # fmt: skip
 """Names of the weights in a folder, in the order in which they are looked for."""
 WRAPPERS = ("module.", "_orig_mod.", "model.", "backbone.")
 """Prefixes of parameters that DDP, `torch.compile` and trainers add."""
 _WEIGHTS = ("model_state_dict", "state_dict", "model", "module")
 """Keys of the weights in a file that contains more."""
-BUFFERS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+BUFFERS = (
+    "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "sampling_eps_min", "sampling_eps_max",
+    "limiting_distribution", "logit_bias",
+)  # fmt: skip
 """Ends of the names of tables in a state_dict that are no parameters"""
 _STATES = ("training_state.json", "state.json")
-_RECORDS = ("TrainingState",)
+_RECORDS = re.compile(
+    r"(omegaconf|transformers|tokenizers|typing|collections|pathlib)\..*|builtins\.(bool|dict|float|int|list|set|str|tuple)"
+    r"|(.*\.)?TrainingState"
+)
 """Names of classes whose objects are read as plain records of their fields, without the class."""
+_SETTINGS = ("config.yaml", ".hydra/config.yaml", "../.hydra/config.yaml", "config.json")
+"""Configurations next to the weights, in the order in which they are looked for"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +58,8 @@ class Legacy:
     """Number of steps of the training, if the checkpoint contains it"""
     averages: dict[str, Tensor] | None = None
     """The averaged weights (EMA), if the checkpoint contains them"""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The configuration of the training, next to the weights or in their file; empty if there is none"""
 
 
 def read(path: Path) -> Legacy:
@@ -57,7 +72,7 @@ def read(path: Path) -> Legacy:
     file = path if path.is_file() else next((path / name for name in FILES if (path / name).is_file()), None)
     if file is None:
         raise CheckpointError(f"{path}: expected one of the files {', '.join(FILES)}, found none. Correct the path.")
-    content = _load(file)
+    content = load(file)
     weights = next(
         (content[key] for key in _WEIGHTS if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)),
         content,
@@ -66,7 +81,35 @@ def read(path: Path) -> Legacy:
     averages = _averages(content, tensors, file)
     for each in (tensors, averages or {}):
         refuse_non_finite({name: t.float() for name, t in each.items()}, file, remedy="Choose another checkpoint.")
-    return Legacy(file, tensors, _step(content, file.parent), averages)
+    return Legacy(file, tensors, _step(content, file.parent), averages, _settings(content, file.parent))
+
+
+def load(file: Path) -> Any:
+    """Read a file of PyTorch in weights-only mode, or a safetensors file.
+
+    Raises:
+        CheckpointError: it is damaged, or contains more than tensors and plain values.
+    """
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        foreign = [str(name) for name in torch.serialization.get_unsafe_globals_in_checkpoint(file)]
+        if refused := [name for name in foreign if not _RECORDS.fullmatch(name)]:
+            raise CheckpointError(
+                f"{file}: refused, because it contains objects of {', '.join(show(name, 60) for name in refused[:6])}. "
+                "Only tensors and plain values are read from such files. Where you trust the file, save its weights "
+                "and averages alone: torch.save({key: found[key] for key in ('state_dict', 'ema') if key in found}, "
+                "'model.pt')."
+            )
+        with torch.serialization.safe_globals([(_Record, name) for name in foreign]):
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, ValueError, LookupError, TypeError,
+            AttributeError, AssertionError, OverflowError, MemoryError, RecursionError, OSError) as error:  # fmt: skip
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"{file}: refused or not readable ({show(first, 160)}). Only tensors and plain values are read from such "
+            "files. Copy the file again, or choose another checkpoint."
+        ) from None
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -119,14 +162,16 @@ def _averages(content: Any, tensors: Mapping[str, Tensor], file: Path) -> dict[s
     values = ema.get("shadow_params") if isinstance(ema, Mapping) else None
     if not isinstance(values, (list, tuple)):
         return None
-    names = [name for name in tensors if not name.endswith(BUFFERS)]
+    kept = {tensor.data_ptr(): name for name, tensor in reversed([*tensors.items()]) if not name.endswith(BUFFERS)}
+    names = [name for name in tensors if name in kept.values()]  # a tied parameter has one average
     shapes = [getattr(value, "shape", None) for value in values]
     if shapes != [tensors[name].shape for name in names]:
         raise CheckpointError(
             f"{file}: expected {len(names)} averages in ema.shadow_params, of the shapes of the parameters, found "
             f"{len(values)} of other shapes. Save the file without 'ema' to import the last weights."
         )
-    return {**tensors, **_checked(dict(zip(names, values, strict=True)), file)}
+    averages = _checked(dict(zip(names, values, strict=True)), file)
+    return {name: averages.get(kept.get(tensor.data_ptr(), name), tensor) for name, tensor in tensors.items()}
 
 
 def _unexpected(file: Path, found: str) -> CheckpointError:
@@ -134,6 +179,44 @@ def _unexpected(file: Path, found: str) -> CheckpointError:
         f"{file}: expected tensors by name, stored once each, {found}. Save the state_dict of the model alone: "
         "torch.save(model.state_dict(), 'model.pt')."
     )
+
+
+def _settings(content: Any, place: Path) -> dict[str, Any]:
+    """Return the configuration next to the weights, or in their file.
+
+    Raises:
+        CheckpointError: a file of it is damaged.
+    """
+    for file in (place / name for name in _SETTINGS if (place / name).is_file()):
+        return read_yaml(file)
+    hyper = content.get("hyper_parameters") if isinstance(content, Mapping) else None
+    found = _plain(hyper.get("config") if isinstance(hyper, Mapping) else None)
+    return found if isinstance(found, dict) else {}
+
+
+def _plain(value: Any) -> Any:
+    """Turn the records of an OmegaConf configuration into plain values."""
+    if isinstance(value, _Record):
+        return _plain(vars(value).get("_content", vars(value).get("_val")))
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML or JSON file with a mapping.
+
+    Raises:
+        CheckpointError: it cannot be read, or is no mapping.
+    """
+    import yaml  # the training hosts do not need it
+
+    file = InputFile(path, remedy="Give a YAML file with a mapping.", error=CheckpointError)
+    with file.parsing("YAML", ValueError, RecursionError, yaml.YAMLError):
+        found = yaml.safe_load(file.text())
+    if not isinstance(found, dict):
+        file.refuse("a mapping", show(found, 80))
+    return found
 
 
 def _step(content: Any, folder: Path) -> int | None:
@@ -161,27 +244,3 @@ class _Record:
     def __setstate__(self, fields: Any) -> None:
         if isinstance(fields, dict):
             self.__dict__.update({key: value for key, value in fields.items() if isinstance(key, str)})
-
-
-def _load(file: Path) -> Any:
-    try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        foreign = [str(name) for name in torch.serialization.get_unsafe_globals_in_checkpoint(file)]
-        refused = [name for name in foreign if name.rpartition(".")[2] not in _RECORDS]
-        if refused:
-            raise CheckpointError(
-                f"{file}: refused, because it contains objects of {', '.join(show(name, 60) for name in refused[:6])}. "
-                "Only tensors and plain values are read from such files. Where you trust the file, save its weights "
-                "and averages alone: torch.save({key: found[key] for key in ('state_dict', 'ema') if key in found}, "
-                "'model.pt')."
-            )
-        with torch.serialization.safe_globals([(_Record, name) for name in foreign]):
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, ValueError, LookupError, TypeError,
-            AttributeError, AssertionError, OverflowError, MemoryError, RecursionError, OSError) as error:  # fmt: skip
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(
-            f"{file}: refused or not readable ({show(first, 160)}). Only tensors and plain values are read from such "
-            "files. Copy the file again, or choose another checkpoint."
-        ) from None

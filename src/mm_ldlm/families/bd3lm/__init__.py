@@ -2,5 +2,6 @@
 
 COMPONENTS: dict[str, dict[str, str]] = {
     "objectives": {"block_diffusion": "mm_ldlm.families.bd3lm.objective:BlockDiffusionConfig"},
+    "checkpoint_trainers": {"bd3lm": "mm_ldlm.families.bd3lm.trainers:BD3LM"},
     "models": {"block_dit": "mm_ldlm.families.bd3lm.model:BlockDiTConfig"},
 }

@@ -12,6 +12,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "duo": "mm_ldlm.families.uniform.duo:DuoConfig",
         "duo_distillation": "mm_ldlm.families.uniform.distillation:DistillationConfig",
     },
+    "checkpoint_trainers": {"duo": "mm_ldlm.families.uniform.trainers:DUO"},
     "text_samplers": {
         "psi": "mm_ldlm.families.uniform.psi:PsiConfig",
         "self_correction": "mm_ldlm.families.uniform.self_correction:SelfCorrectionConfig",

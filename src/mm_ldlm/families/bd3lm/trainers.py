@@ -1,0 +1,15 @@
+"""Trainers of BD3-LM whose checkpoints can be imported; a table as in `extras.foreign_checkpoints.trainers`."""
+
+from typing import Any
+
+BD3LM: dict[str, Any] = {
+    "when": {
+        "algo.name": ("bd3lm",), "algo.parameterization": ("subs",), "model_type": ("bd3lm",),
+        "diffusion": ("absorbing_state",), "algo.cross_attn": (True,), "cross_attn": (True,),
+        "algo.time_conditioning": (False,), "time_conditioning": (False,),
+    },
+    "model": {"kind": "block_dit", "block_length": "$block_size"},
+    "objective": {"kind": "block_diffusion"},
+    "timesteps": "constant",
+    "reads": {"clean_BL": "clean"},
+}  # fmt: skip
