@@ -1,4 +1,4 @@
-"""Families are deletable: without the folder of one, its layers and its tests, everything else stays green."""
+"""Families are deletable: without the folders of some, their layers and their tests, everything else stays green."""
 
 import importlib
 import os
@@ -42,14 +42,16 @@ def layers_of(family: str) -> list[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_everything_else_works_without_a_family(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("families", [FAMILIES[::2], FAMILIES[1::2]], ids=["first half", "second half"])
+def test_everything_else_works_without_half_of_the_families(families: list[str], tmp_path: Path) -> None:
+    """No family may import another one (a contract), so that no pair needs to be tried."""
     copy = tmp_path / "project"
     committed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True)
     for name in committed.stdout.splitlines():
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(PROJECT / name, copy / name, follow_symlinks=False)
-    folders = (PROJECT / "src/mm_ldlm/families" / family, PROJECT / "tests/families" / family, *layers_of(family))
+    folders = {layer for family in families for layer in layers_of(family)}
+    folders |= {PROJECT / place / family for family in families for place in ("src/mm_ldlm/families", "tests/families")}
     for path in folders:
         shutil.rmtree(copy / path.relative_to(PROJECT), ignore_errors=not path.exists())
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "KEDRO_DISABLE_TELEMETRY": "1"}
@@ -59,4 +61,4 @@ def test_everything_else_works_without_a_family(family: str, tmp_path: Path) -> 
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True)
         if done.returncode:
             failed[name] = f"{done.stdout[-6000:]}{done.stderr[-2000:]}"
-    assert not failed, "\n".join(f"{name} without {family}:\n{output}" for name, output in failed.items())
+    assert not failed, "\n".join(f"{name} without {families}:\n{output}" for name, output in failed.items())
