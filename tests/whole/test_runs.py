@@ -223,7 +223,8 @@ def test_an_environment_goes_from_ingestion_to_the_report(run_kedro: Kedro, tmp_
     if any(source.kind == "hub" for source in sections(environment)["ingestion"].sources):
         pytest.skip("its data are on the hub")
     params = f"training.launch.processes=1,tracking.enabled=false,data={tmp_path}"
-    run_kedro("run", f"--env={environment}+test", f"--params={params}")
+    data = {"continuous_captions": "digits+", "pairwise_classification": "starter_pairs+"}.get(environment, "")
+    run_kedro("run", f"--env={data}{environment}+test", f"--params={params}")
     (report,) = tmp_path.rglob("report.html")
     assert len(read(report.with_name("metrics.json"))) > 10
     assert report.stat().st_size > 10_000

@@ -88,7 +88,8 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     for key in known:
         try:
             if key in SCALARS:
-                check(parameters.get(key), SCALARS[key], name=f"parameter '{key}'", error=ConfigurationError)
+                name = f"parameter '{key}'"
+                typed[key] = check(parameters.get(key), SCALARS[key], name=name, error=ConfigurationError)
             else:
                 section = SECTIONS.load(key)
                 parser = parse_kind if isinstance(section, Kinds) else parse

@@ -156,7 +156,7 @@ def _session(
     paths = {
         name: (project / entry["filepath"]).as_posix() for name, entry in own["catalog"].items() if "filepath" in entry
     }
-    features = planned({**typed, "seed": parameters["seed"]})
+    features = planned(typed)
     return Session(
         member=member.name,
         seed=seed,
