@@ -1,6 +1,7 @@
 """Checkpoints of BD3-LM's trainer have the outputs and the loss of the paper here."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +25,15 @@ def test_logits_and_loss_of_blocks_given_the_clean_blocks_before_them(length: in
             read[LENGTH + i, LENGTH + j] = j // length <= i // length
     both, places = torch.cat([noisy, clean], dim=1), torch.arange(LENGTH).repeat(2)
     logits = ddit.reference(ddit.weights(), both, read, torch.zeros(4), places)[:, :LENGTH]
-    settings = {
+    lightning = {
         "algo": {"name": "bd3lm", "cross_attn": True, "time_conditioning": False, "ignore_bos": True},
         "model": {"n_heads": 2, "length": LENGTH}, "block_size": length,
     }  # fmt: skip
+    hub = {
+        "model_type": "bd3lm", "cross_attn": True, "causal": False, "time_conditioning": False, "block_size": length,
+        "n_heads": 2, "model_length": LENGTH,
+    }  # fmt: skip
+    settings: dict[str, Any] = lightning if length == 1 else hub
     loss = ddit.masked_cross_entropy(logits, clean, noisy, t)
     ddit.proves(tmp_path, settings, tokens=noisy, clean=clean, t=t, logits=logits, loss=loss)
     made = MMLDLM.from_run(tmp_path / "run", device="cpu")

@@ -32,7 +32,7 @@ def import_checkpoint(source: str, run: str, like: str | None, **given: Any) -> 
             f"{run}: {len(made.tensors)} parameters{form}, {averages}; left out: {summary(made.left_out) or 'nothing'}"
         )
         click.echo(
-            "Nothing was compared: there is no reference.pt or reference.safetensors next to the weights."
+            "Nothing was compared with outputs of the original code (reference.pt next to its weights)."
             if (found := made.differences) is None
             else f"Compared with {found.file}: logits differ by at most {found.logits:.1e} (the largest is "
             f"{found.largest:.3g}), the bound by at most {found.bound:.1e} nats per token."

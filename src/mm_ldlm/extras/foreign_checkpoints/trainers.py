@@ -80,7 +80,7 @@ KEYS = (
     Keys("algo.noise_schedule.name", "objective.process.schedule", tuple(NOISES)),
     Keys("noise.eps noise.sigma_min noise.sigma_max algo.noise_schedule.*", "objective.process.schedule"),
     Keys(" ".join(SELECTORS), "objective"),
-    Keys("block_size", "model.block_length of the trainers that have blocks; the others have one block"),
+    Keys("block_size", "the length of blocks, of trainers that have them"),
     Keys("model.hidden_size hidden_dim hidden_size model.cond_dim cond_dim model.n_blocks n_blocks vocab_size tokens",
          "the shapes of the tensors"),
     Keys("model.tie_word_embeddings tie_word_embeddings", "the file has both tables"),
@@ -107,8 +107,8 @@ KEYS = (
     Keys("algo._target_ algo.forward_process.* graph.file graph.report_all", "implied by the objective"),
     Keys(" ".join(TOKENIZER), "the tokenizer, unless --tokenizer or files next to the weights give it"),
     Keys("data.* eval.* mode scratch_dir", "the data of a run here are its own"),
-    Keys("logging.* wandb.* hydra.* checkpointing.* architectures auto_map.* return_dict torch_dtype dtype "
-         "transformers_version", "where files are and who reads them"),
+    Keys("logging.* wandb.* hydra.* checkpointing.* _name_or_path architectures auto_map.* return_dict torch_dtype "
+         "dtype transformers_version", "where files are and who reads them"),
 )  # fmt: skip
 """The keys that are known; a configuration with another one is refused"""
 

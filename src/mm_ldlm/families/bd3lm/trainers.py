@@ -1,4 +1,4 @@
-"""Trainers of BD3-LM whose checkpoints can be imported; a table as in `extras.foreign_checkpoints.trainers`."""
+"""Trainers of BD3-LM whose checkpoints can be imported; tables as in `extras.foreign_checkpoints.trainers`."""
 
 from typing import Any
 
@@ -13,3 +13,8 @@ BD3LM: dict[str, Any] = {
     "timesteps": "constant",
     "reads": {"clean_BL": "clean"},
 }  # fmt: skip
+MDLM: dict[str, Any] = {
+    "when": {"model_type": ("bd3lm",), "cross_attn": (False,), "time_conditioning": (False,)},
+    "objective": {"kind": "text_diffusion"},
+}
+"""The models of one block that the trainer starts from"""
