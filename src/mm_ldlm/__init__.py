@@ -7,7 +7,7 @@ from its room (`mm_ldlm.models`, `mm_ldlm.sampling`, …). Importing this packag
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.inference.api import MMLDLM
 
 __all__ = ["MMLDLM"]
 __version__ = "0.1.0"
@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name == "MMLDLM":
-        from mm_ldlm.inference import MMLDLM
+        from mm_ldlm.inference.api import MMLDLM
 
         return MMLDLM
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

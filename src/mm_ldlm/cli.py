@@ -75,9 +75,7 @@ def run(**options: Any) -> Any:
     except SystemExit as ended:
         if ended.code == TERMINATED:
             log.warning("ended by SIGTERM; %s", CONTINUES)
-        if not ended.code:
-            raise click.ClickException(ENDED) from None
-        raise
+        sys.exit(ended.code or f"Error: {ENDED}")
     except KeyboardInterrupt:
         log.warning("interrupted; %s", CONTINUES)
         sys.exit(INTERRUPTED)

@@ -51,7 +51,7 @@ def run_name() -> str:
 @functools.cache
 def model() -> Any:
     """The model of the run, with its encoder loaded."""
-    from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.inference.api import MMLDLM
 
     loaded = MMLDLM.from_run(runs() / run_name(), device="cpu")
     loaded.encode(["one text"])

@@ -45,7 +45,7 @@ def generate(draw: random.Random) -> dict[str, Any]:
 
 
 def run(parameters: dict[str, Any], folder: Path, pristine: list[str]) -> str:
-    from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.inference.api import MMLDLM
 
     how, use, draw = parameters["how"], parameters["use"], random.Random(parameters["draw"])
     runs = material.copy(material.runs(), folder / "runs")

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from tests.inference.runs import DIM, make, text_run, write_run
 
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 
 
 @pytest.fixture(scope="session")

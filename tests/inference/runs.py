@@ -13,7 +13,7 @@ from mm_ldlm.core import parse_kind, to_dict
 from mm_ldlm.core.files import write_json
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.latents.normaliser import Normaliser
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.inference.loading import Parts
 from mm_ldlm.models.base import MODELS, DataShape, init_weights
 from mm_ldlm.objectives.base import OBJECTIVES

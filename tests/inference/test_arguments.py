@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.inference.runs import DIM, LATENTS, MULTIMODAL, make, text_run
 
 from mm_ldlm.core import MMLDLMError, SamplingError
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.inference.arguments import array_of, texts_of, vectors_of
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.search import SearchConfig

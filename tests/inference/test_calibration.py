@@ -14,7 +14,7 @@ from tests.inference.runs import BagEncoder, make
 from mm_ldlm.app.console import encoded
 from mm_ldlm.core import CheckpointError, SamplingError, to_dict
 from mm_ldlm.core.files import write_json
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.inference.calibration import CALIBRATION, Calibration, Curve
 from mm_ldlm.inference.exporting import export, source_of
 from mm_ldlm.training.checkpoints.provenance import weights_of

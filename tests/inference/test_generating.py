@@ -12,7 +12,7 @@ from tests.inference.runs import MMDIT, MULTIMODAL, BagEncoder, make, root_of, t
 
 from mm_ldlm.core import SamplingError, parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.inference.generating import _several
 from mm_ldlm.inference.loading import Parts
 from mm_ldlm.inference.results import Texts

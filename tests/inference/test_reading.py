@@ -10,7 +10,7 @@ import torch
 from tests.inference.runs import make
 
 from mm_ldlm.core import parse_kind
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.inference.loading import Parts
 from mm_ldlm.models.base import DataShape, TextAndLatentOutput
 from mm_ldlm.objectives.base import OBJECTIVES

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.inference.runs import LATENTS
 
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.sampling.search import SearchConfig
 

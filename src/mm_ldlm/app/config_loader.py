@@ -83,13 +83,13 @@ class LayeredConfigLoader(OmegaConfigLoader):
                 refuse_other_folders({**self._globals, **(self.runtime_params or {})})
             return super().__getitem__(key)
         except ConfigurationError as error:
-            raise UnreadableConfiguration(mask(str(error))) from None
+            reason = str(error)
         except (OmegaConfBaseException, ValueError, RecursionError, TypeError, AttributeError, OSError) as error:
-            raise UnreadableConfiguration(
+            reason = (
                 f"the configuration '{key}' of the environment '{self.env or self.default_run_env}' in "
-                f"{mask(str(self.conf_source))} cannot be read: {reason_of(error, 1000)}. Correct the file that it "
-                "names."
-            ) from error
+                f"{self.conf_source} cannot be read: {reason_of(error, 1000)}. Correct the file that it names."
+            )
+        raise UnreadableConfiguration(mask(reason))
 
     def _read_raw_config(self, key: str) -> tuple[dict[Path, DictConfig], dict[Path, DictConfig], str, str, set[Path]]:
         # Kedro reads base and one environment here, then resolves and merges the two. All layers and the runtime
@@ -136,16 +136,15 @@ class LayeredConfigLoader(OmegaConfigLoader):
                 yield Path(file), content
 
     def _read_file(self, file: str) -> dict[str, Any]:
-        if not self._fs.isfile(file) or self._fs.size(file) > MOST_BYTES:
+        found: Any = "another one"
+        if self._fs.isfile(file) and self._fs.size(file) <= MOST_BYTES:
+            found = parse_yaml(self._fs.cat_file(file), file=file) or {}
+        if not (isinstance(found, dict) and all(isinstance(key, str) for key in found)):
             raise UnreadableConfiguration(
-                f"{file}: expected a file of at most {MOST_BYTES:,} bytes, found something else. Remove it."
+                f"{file}: expected a file of at most {MOST_BYTES:,} bytes with a mapping of texts to values, found "
+                f"{show(found)}. Correct or remove it."
             )
-        found = parse_yaml(self._fs.cat_file(file), file=file)
-        if found is not None and not (isinstance(found, dict) and all(isinstance(key, str) for key in found)):
-            raise UnreadableConfiguration(
-                f"{file}: expected a mapping of texts to values, found {show(found)}. Correct or remove it."
-            )
-        return found or {}
+        return found
 
 
 def refuse_other_folders(values: Mapping[str, Any]) -> None:

@@ -55,12 +55,14 @@ def messages_only() -> Iterator[None]:
     """Print only the message of an error that was raised on purpose; click prints its own exceptions."""
     try:
         yield
+        return
     except MMLDLMError as error:
-        raise click.ClickException(mask(str(error))) from None
+        message = mask(str(error))
     except BrokenPipeError:
         raise  # the reader has enough; click ends without a message
     except OSError as error:
-        raise click.ClickException(write_problem(error) or reason_of(error)) from None
+        message = write_problem(error) or reason_of(error)
+    raise click.ClickException(message)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -180,7 +182,7 @@ def answer(
         if output is None and form in ("npy", "parquet") and sys.stdout.isatty():
             raise SamplingError(f"expected a file for the format {form}, found a terminal. Add --output FILE.{form}.")
         found = run_of(run)
-        from mm_ldlm.inference import MMLDLM
+        from mm_ldlm.inference.api import MMLDLM
 
         loaded = None if encoder is None else encoder_of(encoder, device=device)
         model = MMLDLM.from_run(found, encoder=loaded, checkpoint=checkpoint, device=device)

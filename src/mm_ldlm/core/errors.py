@@ -35,7 +35,11 @@ class SourceError(MMLDLMError):
     """A source of text is missing, unreadable, empty, or contains too large a fraction of bad rows."""
 
 
-class UnsafePathError(MMLDLMError):
+class StoreError(MMLDLMError):
+    """A store on disk is incomplete, damaged, or of another format version."""
+
+
+class UnsafePathError(StoreError):
     """A name in a file, which should name another file of the same folder, leads out of it or is no file name.
 
     Attributes:
@@ -52,10 +56,6 @@ class UnsafePathError(MMLDLMError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), self._made_of
-
-
-class StoreError(MMLDLMError):
-    """A store on disk is incomplete, damaged, or of another format version."""
 
 
 class FingerprintError(StoreError):

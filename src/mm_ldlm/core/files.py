@@ -226,9 +226,8 @@ def write_bytes(path: str | Path, data: bytes | memoryview) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
     _sync(path.parent)
 
 
@@ -272,9 +271,8 @@ def new_directory(path: str | Path) -> Iterator[Path]:
             shutil.rmtree(old)
         else:
             os.replace(temporary, path)
-    except BaseException:
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
     _sync(path.parent)
 
 
@@ -322,12 +320,8 @@ def refuse_other(path: str | Path, *, error: type[MMLDLMError] = StoreError) -> 
 
 
 def is_taken(path: str | Path) -> bool:
-    """Return whether a path has no room for a new folder or archive: anything but nothing or an empty folder is there.
-
-    Raises:
-        OSError: the file system accepts no such name.
-    """
-    return any(Path(path).iterdir()) if Path(path).is_dir() else os.path.lexists(path)
+    """Return whether anything but an empty folder is at a path, so that it has no room for a new folder or archive."""
+    return any(Path(path).iterdir()) if os.path.isdir(path) else os.path.lexists(path)
 
 
 def _temporary(path: Path) -> Path:
@@ -373,11 +367,10 @@ def check_name(root: str | Path, name: Any) -> PurePosixPath:
     Raises:
         UnsafePathError: It is not a text, empty, absolute, contains `..` or NUL, or cannot be a file name.
     """
-    try:
-        path, encoded = PurePosixPath(name), os.fsencode(name)
-    except (TypeError, UnicodeEncodeError):  # a lone surrogate
-        raise UnsafePathError(root, name, "is not a name of a file") from None
-    if not path.parts or b"\0" in encoded or not isinstance(name, str):
+    path = PurePosixPath()
+    with contextlib.suppress(TypeError, UnicodeEncodeError):  # a lone surrogate
+        path = PurePosixPath("" if b"\0" in os.fsencode(name) else name)
+    if not path.parts or not isinstance(name, str):
         raise UnsafePathError(root, name, "is not a name of a file")
     if path.is_absolute() or ".." in path.parts:
         raise UnsafePathError(root, name, "leads out of the folder")

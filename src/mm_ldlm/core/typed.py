@@ -184,11 +184,12 @@ def check(value: Any, hint: Any, *, name: str, error: type[MMLDLMError] = Sampli
         value = value if isinstance(value, bool) else _resolve(hint, value, name)
         return adapter(hint).validate_python(value, strict=True)
     except RuntimeError as without_value:  # a tensor on the device "meta"
-        raise error(f"'{name}': {reason_of(without_value)}") from None
+        reason = f"'{name}': {reason_of(without_value)}"
     except ConfigurationError as refused:
-        raise error(str(refused)) from None
+        reason = str(refused)
     except ValidationError as refused:
-        raise error(summarise([*_explain(refused, value, at=name, what="{}").values()])) from None
+        reason = summarise([*_explain(refused, value, at=name, what="{}").values()])
+    raise error(reason)
 
 
 def to_dict(value: Any) -> Any:

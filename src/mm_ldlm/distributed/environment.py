@@ -1,5 +1,6 @@
 """Ranks, hosts and addresses, as the variables of torchrun, SLURM and older shell scripts give them."""
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -43,7 +44,9 @@ class Hosts:
         return not self.node_rank
 
 
-_NUMBERS = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "WORLD_SIZE", "RANK", "SLURM_NNODES", "SLURM_NODEID")
+_COUNTS = ("NNODES", "NPROC_PER_NODE", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NNODES")
+"""Variables that are at least 1"""
+_NUMBERS = (*_COUNTS, "NODE_RANK", "RANK", "SLURM_NODEID")
 """Variables of a launcher that are whole numbers"""
 
 
@@ -67,7 +70,7 @@ def rank_info(environment: Mapping[str, str] | None = None) -> RankInfo:
         run_id=env.get("TORCHELASTIC_RUN_ID", ""),
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE", "False") == "True",
     )
-    if not 0 <= found.rank < found.world:
+    if found.rank >= found.world:
         raise ConfigurationError(
             f"expected RANK in 0..{found.world - 1} with WORLD_SIZE={found.world}, found {found.rank}. "
             "Unset both, or start the worker with torchrun, which sets them."
@@ -96,9 +99,6 @@ def hosts(environment: Mapping[str, str] | None = None) -> Hosts:
         address = first_host(env["SLURM_JOB_NODELIST"])
     endpoint = f"{address}:{env.get('MASTER_PORT', '29400')}" if address else None
     processes = number.get("NPROC_PER_NODE")
-    for name, value in (("NNODES", nodes), ("NPROC_PER_NODE", processes)):
-        if value is not None and value < 1:
-            raise ConfigurationError(f"expected at least 1 in {name}, found {value}. Correct or unset it.")
     if nodes == 1:  # a number may be left over from another job
         rank = None
     return Hosts(nodes=nodes, node_rank=rank, endpoint=endpoint, processes=processes)
@@ -150,12 +150,14 @@ def _int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
     value = env.get(name)
     if value is None and default is not None:
         return default
-    try:
-        return int(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise ConfigurationError(
-            f"expected a whole number in the environment variable {name}, found {value!r}. Correct or unset it."
-        ) from None
+    least = 1 if name in _COUNTS else 0
+    with contextlib.suppress(ValueError):
+        if (number := int(value or "")) >= least:
+            return number
+    raise ConfigurationError(
+        f"expected a whole number of at least {least} in the environment variable {name}, found {value!r}. Correct or "
+        "unset it."
+    )
 
 
 def given(names: Iterable[str]) -> list[str]:

@@ -7,18 +7,3 @@ vectors, and finds runs. `loading` reads a run folder, `writing` computes the ba
 the returned tables. `objectives` defines what a model can do, and how it samples and scores. This room imports neither
 Kedro nor MLflow.
 """
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from mm_ldlm.inference.api import MMLDLM
-
-__all__ = ["MMLDLM"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "MMLDLM":  # the command line reads `files` and the signatures of requests without importing torch
-        from mm_ldlm.inference.api import MMLDLM
-
-        return MMLDLM
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

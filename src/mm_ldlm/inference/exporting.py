@@ -78,14 +78,8 @@ def source_of(
 
 
 def refuse_existing(target: Path) -> None:
-    """Raise CheckpointError if a folder that is to be written exists, or cannot exist."""
-    try:
-        taken = is_taken(target)
-    except OSError as error:
-        raise CheckpointError(
-            f"{str(target)[:200]!r} cannot be a folder ({error.strerror}). Choose another name."
-        ) from None
-    if taken:
+    """Raise CheckpointError if a folder that is to be written exists."""
+    if is_taken(target):
         raise CheckpointError(
             f"{target}: expected a new folder, found one with files. Choose another name, or remove it."
         )

@@ -199,13 +199,12 @@ def generate(
     if joint and order == "together" and (sampler is None or isinstance(sampler, str)):
         sampler, steps = sampler or "ancestral", getattr(latent, "steps", None)
     text = model.text_sampler(sampler, steps, temperature, conditional=False)
+    length = length_of(model, length, "unconditional", sampler=text, order=order if joint else "")
     if joint:
-        model.capabilities.require_order(order)
         try:
             refuse_samplers(order, text, latent)
         except ValueError as error:
             raise SamplingError(f"{error}.") from None
-    length = length_of(model, length, "unconditional", sampler=text, order=order if joint else "")
     longest = length if isinstance(length, int) else model.max_length
     refuse_texts_beyond_memory(n, tokens=longest, numbers=model.model.dim * latent.draws)
     written = model.writer.generate(n, order if joint else "", text, latent, length, seed)
@@ -221,7 +220,5 @@ def length_of(model: LoadedModel, length: Any, use: Any, *, sampler: Any, order:
     length = check(length, Length, name="length")
     if order and (order != "latent_first" or model.model.latents_need_lengths):
         sampler = None
-    reason = model.capabilities.length_refusal(length, use, order=order, max_length=model.max_length, sampler=sampler)
-    if reason is not None:
-        raise SamplingError(reason)
+    model.capabilities.require(use, order=order, length=length, max_length=model.max_length, sampler=sampler)
     return length

@@ -87,21 +87,21 @@ class Capabilities:
         able = ", ".join(name for name in USES if name in self.uses) or "nothing"
         return f"this run cannot {USES.load(use)} ({use}): it was trained with {self.trained_as}. It can: {able}."
 
-    def require(self, use: str) -> None:
-        """Raise SamplingError with `refusal(use)` unless the run supports `use`."""
-        if (reason := self.refusal(use)) is not None:
+    def require(self, use: str, **how: Any) -> None:
+        """Raise SamplingError with `task_refusal(use, **how)` unless the run supports `use` in this way."""
+        if (reason := self.task_refusal(use, **how)) is not None:
             raise SamplingError(reason)
 
-    def task_refusal(self, use: str, *, order: str, length: str | int | None) -> str | None:
-        """Explain why the run does not support a task of the sampling pipeline; None if it supports it.
+    def task_refusal(self, use: str, *, order: str = "", length: str | int | None = None, **lengths: Any) -> str | None:
+        """Explain why the run does not support a request or a task of the sampling pipeline; None if it supports it.
 
-        `use` is what the task needs, `order` the order in which `unconditional` generates texts and latents, and
-        `length` the length of the texts (None: the task chooses no lengths).
+        `use` is what it needs, `order` the order in which `unconditional` generates texts and latents, `length` the
+        length of the texts (None: it chooses no lengths), and `lengths` are those of `length_refusal`.
         """
         reason = self.refusal(use)
-        if reason is None and use == "unconditional" and self.joint_orders:
+        if reason is None and order and use == "unconditional" and self.joint_orders:
             reason = self.order_refusal(order)
-        return reason or self.length_refusal(length, use, order=order)
+        return reason or self.length_refusal(length, use, order=order, **lengths)
 
     def length_refusal(
         self, length: str | int | None, use: str, *, order: str = "", max_length: float = math.inf, sampler: Any = None
@@ -147,11 +147,6 @@ class Capabilities:
             f"this run cannot generate texts and latents in the order '{order}': it was trained with "
             f"{self.trained_as}. Orders that it supports: {known}."
         )
-
-    def require_order(self, order: str) -> None:
-        """Raise SamplingError with `order_refusal(order)` unless the run supports this order."""
-        if (reason := self.order_refusal(order)) is not None:
-            raise SamplingError(reason)
 
 
 def untrained_lengths(objective: Any, *, given: bool | None) -> str | None:

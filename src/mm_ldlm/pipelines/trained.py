@@ -9,7 +9,7 @@ from mm_ldlm.training.checkpoints.reference import weights_folder
 
 if TYPE_CHECKING:
     from mm_ldlm.data.dataset import Dataset
-    from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.inference.api import MMLDLM
 
 
 def load_trained(run: dict[str, Any], runs: Path, dataset: Dataset, config: Any) -> MMLDLM:
@@ -18,7 +18,7 @@ def load_trained(run: dict[str, Any], runs: Path, dataset: Dataset, config: Any)
     Args:
         config: has `checkpoint`, `use_ema`, `device` and `batch_tokens`.
     """
-    from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.inference.api import MMLDLM
     from mm_ldlm.inference.loading import refuse_other_data
 
     model = MMLDLM.from_run(

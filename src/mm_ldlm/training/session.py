@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core import CheckpointError, TrainingDiverged, WorkerFailed
+from mm_ldlm.core import CheckpointError, WorkerFailed
 from mm_ldlm.core.files import InputFile, json_document, write_json
 from mm_ldlm.core.locks import holder, take
 from mm_ldlm.distributed.environment import host_name
@@ -28,8 +28,8 @@ def run_session(document: dict[str, Any], runs: Path) -> dict[str, Any]:
     """Train until the run of a spec (as JSON) is finished, unless it already is; return its reference.
 
     Raises:
-        WorkerFailed: a rank failed, the run was stopped before its end, or another session is training it.
-        TrainingDiverged: the guard stopped training.
+        WorkerFailed: a rank failed (`error_class` is TrainingDiverged where the guard stopped it), the run was stopped
+            before its end, or another session is training it.
     """
     spec = TrainingSpec.from_dict(document)
     directory = runs / spec.name
@@ -51,10 +51,6 @@ def run_session(document: dict[str, Any], runs: Path) -> dict[str, Any]:
         )  # fmt: skip
     except (KeyboardInterrupt, SystemExit):
         log.warning("training of %s was interrupted%s", spec.name, _how_to_continue(spec, directory))
-        raise
-    except WorkerFailed as error:
-        if error.error_class == TrainingDiverged.__name__:
-            raise TrainingDiverged(str(error)) from None
         raise
     if read_status(directory).status != "finished":
         raise WorkerFailed(f"training of {spec.name} was stopped{_how_to_continue(spec, directory)}")

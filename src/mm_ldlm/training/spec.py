@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 
@@ -28,7 +28,6 @@ from mm_ldlm.training.config import BatchConfig, TrainingConfig, refuse_empty_sp
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 3
 # Parameters that two sessions of one run may set differently, and those that the plan resolves into others: epochs and
 # max_tokens into max_steps, and seed into the spec's own.
 _FREE = frozenset(
@@ -59,6 +58,7 @@ class TrainingSpec:
     objective: Annotated[Any, OBJECTIVES]
     training: TrainingConfig
     encoder: dict[str, Any] = dataclasses.field(default_factory=dict)
+    format_version: Literal[3] = 3
 
     @property
     def fingerprint(self) -> str:
@@ -74,7 +74,7 @@ class TrainingSpec:
         return self.training.run_name or f"run-{self.fingerprint[:12]}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {"format_version": FORMAT_VERSION, "name": self.name, **to_dict(self)}
+        return {"name": self.name, **to_dict(self)}
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> Self:
@@ -83,14 +83,7 @@ class TrainingSpec:
         Raises:
             ConfigurationError: the format differs, or a field is missing, unknown or invalid.
         """
-        if found.get("format_version") != FORMAT_VERSION:
-            raise ConfigurationError(
-                f"training spec: expected format {FORMAT_VERSION}, found {found.get('format_version')!r}. Plan the "
-                "training again (`kedro run --pipelines=training`)."
-            )
-        return parse(
-            cls, {key: value for key, value in found.items() if key not in ("format_version", "name")}, at="spec"
-        )
+        return parse(cls, {key: value for key, value in found.items() if key != "name"}, at="spec")
 
     @classmethod
     def read(cls, path: Path) -> Self:

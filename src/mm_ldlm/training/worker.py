@@ -87,9 +87,7 @@ def train(spec: TrainingSpec, *, root: Path, data: Data | None = None) -> tuple[
                 recurs = {"launch": launch} if isinstance(error, MMLDLMError) else {}
                 _status(directory, process, "failed", step or 0, reason=str(error), **recurs)
                 tracker.event(step or 0, "failed", reason=f"{type(error).__name__}: {error}")
-            if error is raised:
-                raise
-            raise error from raised
+            raise error from error.__cause__
         finally:
             with contextlib.suppress(OSError):  # lines that a full disk did not take
                 tracker.close()

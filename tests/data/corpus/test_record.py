@@ -82,9 +82,9 @@ def test_meta_is_json_of_bounded_depth() -> None:
         if kept:
             assert meta_text({"a": value})
         else:
-            with pytest.raises(ValueError, match=r"nested deeper|recursion"):
+            with pytest.raises(ValueError, match="nested deeper"):
                 meta_text({"a": value})
-    with pytest.raises(ValueError, match="JSON"):
+    with pytest.raises(TypeError):
         meta_text({(1, 2): 3})  # type: ignore[dict-item]
     assert described_by(meta_text({"describes": {"file": "a.png", "digest": "d"}})) == "d"
     assert described_by(meta_text({"describes": "another column of this name"})) is None

@@ -13,7 +13,7 @@ from mm_ldlm.app.parameters import check_parameters
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.evaluation.suites import SUITES
 from mm_ldlm.evaluation.suites.base import Evaluation
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.evaluation.suites.conftest import Run
 
-from mm_ldlm.core import EvaluationError
+from mm_ldlm.core import ConfigurationError, EvaluationError
 from mm_ldlm.evaluation.config import GenerationConfig
 from mm_ldlm.evaluation.suites import flat_metrics, suites
 from mm_ldlm.evaluation.suites.base import score
@@ -85,7 +85,7 @@ def test_models_and_packages_that_are_not_here_are_refused(tmp_path: Path, refus
     with refuses(EvaluationError, tmp_path):
         CausalModel(str(tmp_path))
     if __import__("importlib.util").util.find_spec("mauve") is None:
-        with refuses(EvaluationError, "mauve-text"):
+        with refuses(ConfigurationError, "mauve-text"):
             mauve(["a"], ["b"], featurizer="gpt2")
 
 

@@ -16,7 +16,7 @@ from tests.inference.runs import make
 
 from mm_ldlm.evaluation.report.traces import trace_page
 from mm_ldlm.extras.explorer.server import application
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SENTENCE = "w1 w2 w3 w4"

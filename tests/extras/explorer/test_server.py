@@ -20,7 +20,7 @@ from tests.inference.runs import DIM, DIT, TEXT, make, write_run
 
 from mm_ldlm.app.console import commands
 from mm_ldlm.extras.explorer.server import MOST_BYTES, application
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 
 LOOPBACK = "http://127.0.0.1"
 SENTENCE, OTHER = "w1 w2 w3 w4", "w5 w6 w7"

@@ -125,7 +125,7 @@ def test_the_rate_limit_and_a_demanded_wait_hold_all_requests(service: Service, 
     encode(service, TEXTS[:12], batch_rows=1, connections=4, requests_per_minute=1200)
     assert service.moments[-1] - service.moments[1] > 12 * 0.05 + 0.2 - 0.1
     service.fault = lambda number, texts: "429 3600"
-    with refuses(EncoderError, "asks to wait 3600 s", "max_wait"):
+    with refuses(EncoderError, "to wait 3600 s", "max_wait"):
         encode(service, max_wait=5)
 
 

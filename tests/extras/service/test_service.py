@@ -32,7 +32,7 @@ from mm_ldlm.app.requests import COMMANDS
 from mm_ldlm.extras.service.app import build
 from mm_ldlm.extras.service.batches import Batches
 from mm_ldlm.extras.service.requests import Limits, endpoints
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.objectives.capabilities import USES
 
 SMALL = Limits(max_rows=8, max_characters=100, max_bytes=4000, max_work=500, window=1.0)

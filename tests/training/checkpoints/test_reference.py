@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.training.checkpoints.test_folder import run_of
 
-from mm_ldlm.core import CheckpointError
+from mm_ldlm.core import CheckpointError, UnsafePathError
 from mm_ldlm.training.checkpoints.reference import (
     CHOSEN,
     chosen_run,
@@ -32,7 +32,7 @@ def test_a_reference_names_a_folder_of_the_runs(reference: Any, tmp_path: Path, 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc", ".."])
 def test_pitfall_29_a_checkpoint_of_a_reference_lies_in_its_run(name: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="checkpoints"):
+    with pytest.raises(UnsafePathError, match="checkpoints"):
         weights_folder(tmp_path, {"name": "run", CHOSEN: name})
 
 

@@ -240,15 +240,8 @@ class Preparation:
         if "piece" in row.meta:
             self.config.length.check(row.text)
         try:
-            meta = meta_text(row.meta)
-            if len(meta or "") > self.config.max_row_bytes:
-                raise Unusable(
-                    "oversized",
-                    f"{len(meta or '')} bytes of 'meta', at most {self.config.max_row_bytes} are kept",
-                    row.text,
-                )
-            meta = meta if row.pair is None else meta_text({**row.meta, PAIR: row.pair})
-        except ValueError as error:
+            meta = meta_text(row.meta if row.pair is None else {**row.meta, PAIR: row.pair})
+        except (TypeError, ValueError) as error:
             raise Unusable("wrong_type", f"the columns of 'meta': {error}", row.text) from None
         whole, near = whole_text(row.text, row.pair), self.config.near_duplicates
         key = self.config.splits.key.encode()
@@ -263,13 +256,11 @@ class Preparation:
         if (limits := self.limits) is None:
             return
         for length in lengths:
-            if length < limits.min_length:
-                reason = "too_few_tokens" if length else "no_tokens"
-                raise Unusable(reason, f"{length} tokens, tokenizer.min_length is {limits.min_length}", row.text)
-            if length > limits.max_length:
-                raise Unusable(
-                    "too_many_tokens", f"{length} tokens, tokenizer.max_length is {limits.max_length}", row.text
-                )
+            if not limits.min_length <= length <= limits.max_length:
+                few = "too_few_tokens" if length else "no_tokens"
+                bounds = f"tokenizer.min_length is {limits.min_length}, tokenizer.max_length {limits.max_length}"
+                reason = few if length < limits.min_length else "too_many_tokens"
+                raise Unusable(reason, f"{length} tokens, {bounds}", row.text)
 
 
 # -- merging -----------------------------------------------------------------------------------------------------------

@@ -111,17 +111,12 @@ def meta_text(fields: Mapping[str, Any]) -> str | None:
     """Return `meta` of a record as JSON; None without fields.
 
     Raises:
-        ValueError: JSON has no form for a field, or the fields are nested deeper than `META_DEPTH`.
+        TypeError: a name of a field is not a text.
+        ValueError: the fields are nested deeper than `META_DEPTH`.
     """
-    if not fields:
-        return None
-    try:
-        text = json.dumps(fields, ensure_ascii=True, default=str)
-    except (TypeError, RecursionError) as error:
-        raise ValueError(f"not representable as JSON ({error})") from None
     if not is_flat(fields, META_DEPTH):
         raise ValueError(f"nested deeper than {META_DEPTH} levels")
-    return text
+    return json.dumps(fields, ensure_ascii=True, default=str) if fields else None
 
 
 def meta_value(meta: str | None, key: str) -> Any:

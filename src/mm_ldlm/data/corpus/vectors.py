@@ -1,5 +1,6 @@
 """Vectors as sources contain them: lists of numbers, arrays, or texts such as "[0.1, 0.2]"."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -22,16 +23,11 @@ def vector_of(value: Any, *, dim: int, remedy: Callable[[int], str] | None = Non
     """
     if value is None:
         raise Unusable("no_vector", "the source contains no vector for this text")
-    try:
+    vector = np.asarray(None)
+    with contextlib.suppress(ValueError, OverflowError):
         vector = np.asarray(_written(value) if isinstance(value, str) else value)
-    except (ValueError, OverflowError) as error:
-        raise Unusable("wrong_type", f"expected a list of numbers as the vector ({error})", value) from None
     if vector.ndim != 1 or vector.dtype.kind not in "iuf":
-        raise Unusable(
-            "wrong_type",
-            f"expected a list of numbers as the vector, found shape {vector.shape} and type {vector.dtype}",
-            value,
-        )
+        raise Unusable("wrong_type", "expected a list of numbers as the vector, such as [0.1, 0.2]", value)
     if len(vector) != dim:
         detail = f"a vector of dimension {len(vector)}, expected {dim}"
         raise Unusable("wrong_dimension", detail if remedy is None else f"{detail}. {remedy(len(vector))}")
@@ -42,10 +38,10 @@ def vector_of(value: Any, *, dim: int, remedy: Callable[[int], str] | None = Non
     return vector
 
 
-def _written(text: str) -> npt.NDArray[np.float64]:
-    """Parse a list of numbers in brackets, separated by commas or by white space."""
+def _written(text: str) -> list[float] | None:
+    """Parse a list of numbers in brackets, separated by commas or by white space; None for another text."""
     inner = text.strip()
     if len(inner) < 2 or _BRACKETS.get(inner[0]) != inner[-1] or not inner.isascii() or "_" in inner:
-        raise ValueError("write it as [0.1, 0.2]")
+        return None
     inner = inner[1:-1]
-    return np.array([float(word) for word in (inner.split(",") if "," in inner else inner.split())], np.float64)
+    return [float(word) for word in (inner.split(",") if "," in inner else inner.split())]

@@ -286,9 +286,8 @@ def encode_shards(job: Job, numbers: Sequence[int], *, encoder: Encoder, process
         try:
             for task in as_completed([pool.submit(encode, number) for number in numbers]):
                 task.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # what is under way is finished
-            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # after an error, what is under way is finished
 
 
 def _warn_of_long_texts(encoder: Encoder, texts: Sequence[str]) -> None:

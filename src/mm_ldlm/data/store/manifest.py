@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from mm_ldlm.core import FingerprintError, StoreError, UnsafePathError, bounded, show
+from mm_ldlm.core import FingerprintError, StoreError, bounded, show
 from mm_ldlm.core.files import InputFile, inside, json_document, write_json
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
 
@@ -43,10 +43,7 @@ class Shard:
         file = InputFile(directory / self.name, remedy=REMEDY)
         if (size := file.check().stat().st_size) != self.bytes:
             file.refuse(f"a shard of {self.rows} rows in {self.bytes} bytes", f"{size} bytes")
-        try:
-            return inside(directory, self.name)
-        except UnsafePathError as error:
-            raise StoreError(f"{error} {REMEDY}") from None
+        return inside(directory, self.name)
 
     def is_intact(self, directory: Path) -> bool:
         """Return whether the file exists and has the recorded checksum; reads every byte."""

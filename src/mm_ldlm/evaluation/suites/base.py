@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mm_ldlm.data.dataset import Dataset
     from mm_ldlm.evaluation.config import EvaluationConfig
     from mm_ldlm.evaluation.report.inputs import ReportInputs
-    from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.inference.api import MMLDLM
 
 log = logging.getLogger(__name__)
 

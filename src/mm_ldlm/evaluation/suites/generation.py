@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pandas as pd
 
-from mm_ldlm.core import EvaluationError, foreign_code
+from mm_ldlm.core import EvaluationError, foreign_code, import_object
 from mm_ldlm.data.held_out import held_out, texts_of_split
 from mm_ldlm.evaluation.report.inputs import ReportInputs, described_sampler
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite, token_rows
@@ -187,7 +187,7 @@ class CausalRun:
     """
 
     def __init__(self, path: str, *, device: Any = None) -> None:
-        from mm_ldlm.inference import MMLDLM
+        from mm_ldlm.inference.api import MMLDLM
 
         self.name, self.model = path, MMLDLM.from_run(path, device=device)
         if self.model.capabilities.likelihood != "exact":
@@ -248,19 +248,13 @@ class CausalModel:
 
 
 def mauve(generated: Sequence[str], real: Sequence[str], *, featurizer: str, seed: int = 0) -> float:
-    """Compute MAUVE (Pillutla et al. 2021) with the package `mauve-text`.
+    """Compute MAUVE (Pillutla et al. 2021) with the package `mauve-text`, which is optional.
 
     Raises:
-        EvaluationError: the package, which is optional, is not installed.
+        ConfigurationError: it is not installed.
     """
-    try:
-        import mauve as library
-    except ModuleNotFoundError:
-        raise EvaluationError(
-            "MAUVE needs the package 'mauve-text', which is not installed here: `pip install mauve-text`, "
-            "or leave evaluation.generation.mauve at false."
-        ) from None
-    result = library.compute_mauve(
+    compute = import_object("mauve:compute_mauve", "evaluation.generation.mauve, which needs `pip install mauve-text`")
+    result = compute(
         p_text=list(real), q_text=list(generated), featurize_model_name=featurizer, seed=seed, verbose=False
     )
     return float(result.mauve)

@@ -26,7 +26,7 @@ def align(run: str | None, texts: str, vectors: str | None, encoder: str | None,
         from mm_ldlm.data.latents.adapter import ADAPTER
         from mm_ldlm.data.latents.recognition import named
         from mm_ldlm.extras.align.fitting import fit_adapter
-        from mm_ldlm.inference import MMLDLM
+        from mm_ldlm.inference.api import MMLDLM
         from mm_ldlm.inference.arguments import array_of, vectors_of
         from mm_ldlm.inference.exporting import export, source_of
         from mm_ldlm.inference.files import read_array, read_texts, run_of

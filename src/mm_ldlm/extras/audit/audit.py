@@ -46,7 +46,7 @@ from mm_ldlm.extras.audit.sources import Sample, sample
 from mm_ldlm.inference.files import run_of
 
 if TYPE_CHECKING:
-    from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.inference.api import MMLDLM
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ PROTECTED = 0.05
 
 def model_of(name: str) -> "MMLDLM":
     """Load an inverter, which also reads vectors that requests refuse."""
-    from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.inference.api import MMLDLM
 
     model = MMLDLM.from_run(run_of(name))
     model.strict = False  # truncated and rotated vectors are read as well

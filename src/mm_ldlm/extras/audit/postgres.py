@@ -9,7 +9,7 @@ from typing import Any
 
 from mm_ldlm.core import SourceError, mask, reason_of
 from mm_ldlm.extras.audit.config import AuditConfig
-from mm_ldlm.extras.audit.items import Item, Opened, needs, no_column
+from mm_ldlm.extras.audit.items import Item, Opened, columns_of, library
 
 PIECE = 500
 """Rows that arrive together"""
@@ -31,11 +31,9 @@ def opened(config: AuditConfig, *, seed: int, most: int) -> Opened:
     Raises:
         SourceError: the server or the table cannot be read; later also from the rows.
     """
-    try:
-        import psycopg
-        from psycopg import sql
-    except ImportError:
-        raise SourceError(needs("psycopg", config)) from None
+    psycopg = library("psycopg", config)
+    from psycopg import sql
+
     address, table = config.vectors or "", config.table or ""
     try:
         connection = psycopg.connect(address, connect_timeout=TIMEOUT, application_name="mm-ldlm audit", **ALIVE)
@@ -50,9 +48,7 @@ def opened(config: AuditConfig, *, seed: int, most: int) -> Opened:
             )
         keys = [name for name, _, _, is_key in found if is_key]
         id_column = config.id_column or (keys[0] if keys else None)
-        for name in filter(None, (config.text_column, config.vector_column, id_column)):
-            if name not in kinds:
-                raise SourceError(no_column(config, name, list(kinds)))
+        columns_of(config, kinds, key=id_column)
         relation = sql.SQL(found[0][2])  # quoted by the server
         query = _query(config, id_column, kinds, relation)
         rows: int = connection.execute(sql.SQL("select count(*) from {}").format(relation)).fetchall()[0][0]

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core import ConfigurationError, SourceError, mask, nearest, reason_of
+from mm_ldlm.core import ConfigurationError, SourceError, foreign_code, mask, nearest, show
 from mm_ldlm.core.progress import shown
 from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Opening, Row, Unusable
 from mm_ldlm.data.corpus.vectors import vector_of
 from mm_ldlm.data.latents.recognition import described
 from mm_ldlm.extras.audit.config import AuditConfig
-from mm_ldlm.extras.audit.items import Item, Opened, needs, no_column
+from mm_ldlm.extras.audit.items import Item, Opened, columns_of, library
 
 log = logging.getLogger(__name__)
 
@@ -85,11 +85,13 @@ def sample(config: AuditConfig, *, dim: int, seed: int) -> Sample:
     for read, item in enumerate(shown(opened.items, desc="collection", unit="rows"), start=1):
         key = draw.random()
         try:
-            usable = _usable(item, dim, number=read)
+            usable: Item | BadRow | Unusable = item if isinstance(item, BadRow) else _usable(item, dim, number=read)
         except Unusable as error:
-            refused[error.reason] += 1
-            first.setdefault(error.reason, f"first: row {read}, {error.detail.replace('ingestion.', 'audit.')}")
-            if error.reason == "wrong_dimension" and len(others) < DESCRIBED and isinstance(item, Item):
+            usable = error
+        if not isinstance(usable, Item):
+            refused[usable.reason] += 1
+            first.setdefault(usable.reason, f"first: row {read}, {usable.detail.replace('ingestion.', 'audit.')}")
+            if usable.reason == "wrong_dimension" and len(others) < DESCRIBED and isinstance(item, Item):
                 others.append(item.vector)
             continue
         if len(kept) < config.sampled:
@@ -120,14 +122,10 @@ def _described(vectors: Sequence[Any]) -> str:
     return found and f", which look like {found}"
 
 
-def _usable(item: Item | BadRow, dim: int, *, number: int) -> Item:
+def _usable(item: Item, dim: int, *, number: int) -> Item:
     """Check a row; `Unusable` for one without a text or a vector that can be audited."""
-    if isinstance(item, BadRow):
-        raise Unusable(item.reason, item.detail)
-    if item.text is None or (isinstance(item.text, str) and not item.text.strip()):
-        raise Unusable("no_text", "the row has no text")
-    if not isinstance(item.text, str):
-        raise Unusable("wrong_type", f"expected a text, found {type(item.text).__name__}")
+    if not isinstance(item.text, str) or not item.text.strip():
+        raise Unusable("no_text", f"expected a text, found {show(item.text, 60)}")
     vector_d = vector_of(item.vector, dim=dim)
     if not vector_d.any():
         raise Unusable("zero_vector", "all numbers of the vector are 0")
@@ -163,10 +161,7 @@ def _item(row: Row | BadRow, id_column: str | None) -> Item | BadRow:
 
 def _lance(config: AuditConfig, seed: int) -> Opened:
     """Open a table of LanceDB, whose rows are taken at random offsets of its current version."""
-    try:
-        import lancedb
-    except ImportError:
-        raise SourceError(needs("lancedb", config)) from None
+    lancedb = library("lancedb", config)
     folder, name = Path(config.vectors or ""), config.table or ""
     if not (folder / f"{name}.lance").is_dir():
         names = sorted(path.stem for path in folder.glob("*.lance"))
@@ -174,21 +169,15 @@ def _lance(config: AuditConfig, seed: int) -> Opened:
             f"{folder}: expected a table '{name}' of LanceDB, found {', '.join(names) or 'no tables'}."
             f"{nearest(name, names)} Correct 'audit.table'."
         )
-    try:
+    with foreign_code(lambda reason: SourceError(
+        f"{folder}: expected a readable table of LanceDB, found an error ({reason}). Repair it, or write it to a "
+        "Parquet file."
+    )):  # fmt: skip
         table = lancedb.connect(str(folder)).open_table(name)
         columns, rows = table.schema.names, table.count_rows()
-        chosen = [config.text_column, config.vector_column, *filter(None, [config.id_column])]
-        if absent := [name for name in chosen if name not in columns]:
-            raise SourceError(no_column(config, absent[0], columns))
+        chosen = columns_of(config, columns, key=config.id_column)
         drawn = np.random.default_rng(seed).permutation(rows)[: int(config.sampled * _SPARE)]
         found = table.take_offsets(drawn.tolist()).select(chosen).to_arrow()
-    except SourceError:
-        raise
-    except Exception as error:  # of the library, for damaged files and versions
-        raise SourceError(
-            f"{folder}: expected a readable table of LanceDB, found an error ({reason_of(error)}). Repair it, or "
-            "write it to a Parquet file."
-        ) from None
     ids = found.column(config.id_column).to_pylist() if config.id_column else [None] * found.num_rows
     texts, vectors = (found.column(name).to_pylist() for name in chosen[:2])
     return Opened(map(Item, ids, texts, vectors), rows)

@@ -31,7 +31,7 @@ from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.held_out import held_out, sample_rows
 from mm_ldlm.evaluation.report.page import rendered
 from mm_ldlm.evaluation.report.traces import played
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS
 
 Name = Literal["invert", "interpolate", "edit", "infill", "neighbours"]
@@ -195,10 +195,9 @@ def application(models: Mapping[str, MMLDLM], *, hosts: Sequence[str] = ()) -> F
         asked = parse(Asked, body, at="")
         if asked.sampler not in (None, *explorer.runs[known(asked.run)]["samplers"]):
             raise HTTPException(422, f"expected one of the samplers of this run, found {asked.sampler!r}")
-        if asked.toward and request not in TOWARD:
-            raise HTTPException(422, f"{request}: expected no field 'toward', found one. Leave it out.")
-        if not asked.toward and request in ("interpolate", "edit"):
-            raise HTTPException(422, f"{request}: expected the field 'toward' with a second text, found none. Add it.")
+        if (request not in TOWARD) if asked.toward else (request in ("interpolate", "edit")):
+            expected = "no" if asked.toward else "a"
+            raise HTTPException(422, f"{request}: expected {expected} second text in the field 'toward'. Correct it.")
         return explorer.answer(request, asked)
 
     def known(run: int) -> int:

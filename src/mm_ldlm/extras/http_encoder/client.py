@@ -86,9 +86,8 @@ class Client:
         future = asyncio.run_coroutine_threadsafe(self._post_all(values, max_bytes), self._loop)
         try:
             return future.result()
-        except BaseException:
+        finally:
             future.cancel()
-            raise
 
     async def _post_all(self, values: Sequence[Any], max_bytes: Sequence[int]) -> list[Any]:
         try:
@@ -109,13 +108,19 @@ class Client:
                         return await self._exchange(body, max_bytes)
                 except TimeoutError:
                     failure = _Transient(f"no complete answer within {self._timeout:g} s")
+                except httpx2.TransportError as error:
+                    failure = _Transient(f"connection failed ({reason_of(error)})")
+                except (ValueError, RecursionError):
+                    failure = _Transient("an answer that is not complete JSON")
                 except _Transient as error:
                     failure = error
             attempt += 1
-            if attempt > self._retries:
+            if attempt > self._retries or (failure.after or 0) > self._max_wait:
+                asks = "" if failure.after is None else f", asking to wait {failure.after:.0f} s"
                 raise EncoderError(
-                    f"{self.service} failed {attempt} times, the last time with: {failure}. Check the service, or "
-                    "raise encoder.retries or encoder.timeout, and run again: finished shards are kept."
+                    f"{self.service} failed {attempt} times, the last time with: {failure}{asks}. Check the service, "
+                    "or raise encoder.retries, encoder.timeout or encoder.max_wait, and run again: finished shards "
+                    "are kept."
                 )
             await asyncio.sleep(self._pause(failure, attempt))
 
@@ -130,11 +135,6 @@ class Client:
         """Return the seconds to wait after this failure; after a demand of the service all requests wait."""
         pause = min(self._max_wait, FIRST_WAIT * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
         if failure.after is not None:
-            if failure.after > self._max_wait:
-                raise EncoderError(
-                    f"{self.service} asks to wait {failure.after:.0f} s ({failure}), but encoder.max_wait is "
-                    f"{self._max_wait:g}. Run again later (finished shards are kept), or raise encoder.max_wait."
-                )
             pause = max(pause, failure.after)
             self._next = max(self._next, time.monotonic() + failure.after)
         if pause >= _LOGGED_WAIT:
@@ -148,21 +148,18 @@ class Client:
         """Send one request and return the JSON of its answer."""
         headers = {"Content-Type": "application/json", "Accept": "application/json", **self._headers}
         content = bytearray()
-        try:
-            response = await self._transport.handle_async_request(
-                httpx2.Request("POST", self._url, headers=headers, content=body)
-            )
-            try:
-                most = max_bytes if response.status_code == 200 else _REFUSAL_BYTES
-                async for block in response.aiter_raw():
-                    content += block
-                    if len(content) > most:
-                        break
-            finally:
-                await response.aclose()
-        except httpx2.TransportError as error:
-            raise _Transient(f"connection failed ({reason_of(error)})") from None
+        response = await self._transport.handle_async_request(
+            httpx2.Request("POST", self._url, headers=headers, content=body)
+        )
         status = response.status_code
+        try:
+            most = max_bytes if status == 200 else _REFUSAL_BYTES
+            async for block in response.aiter_raw():
+                content += block
+                if len(content) > most:
+                    break
+        finally:
+            await response.aclose()
         if status in (408, 425, 429) or status >= 500:
             raise _Transient(f"status {status}", after=_retry_after(response.headers.get("Retry-After", "")))
         if status != 200:
@@ -172,10 +169,7 @@ class Client:
                 f"{self.service}: expected an answer of at most {max_bytes} bytes, found a larger one. Check that "
                 "encoder.url is an embedding service; a smaller encoder.batch_rows makes answers smaller."
             )
-        try:
-            return json.loads(content)
-        except (ValueError, RecursionError):
-            raise _Transient("an answer that is not complete JSON") from None
+        return json.loads(content)
 
     def _refusal(self, status: int, location: str, content: bytes) -> str:
         """Explain a status that is not repeated; a message of the service is shown without the key."""

@@ -45,13 +45,12 @@ def answer(model: MMLDLM, table: pd.DataFrame, given: Mapping[str, Any]) -> pd.D
         elif each.required:
             place = " or ".join(columns_of(each))
             missing.append(f"{each.name} in the column {place}" if place else f"the parameter {each.name}")
-    if chosen or columns:
+    if missing or chosen or columns:
+        found = "none" if missing else ", ".join([*chosen, *columns])
         raise SamplingError(
-            f"{name}: expected no {', '.join([*chosen, *columns])}. It reads "
+            f"{name}: expected {' and '.join(missing) or 'nothing else'}, found {found}. It reads "
             f"{', '.join(each.name for each in known[name].parameters)}."
         )
-    if missing:
-        raise SamplingError(f"{name}: expected {' and '.join(missing)}, found none. Add it to the request.")
     return frame_of(getattr(model, name)(**values))
 
 

@@ -85,10 +85,6 @@ class RayEngineConfig:
         """Connect to the cluster, and disconnect when the block ends."""
         import ray
 
-        if ray.is_initialized():
-            raise ConfigurationError(
-                "expected no connection to a Ray cluster in this process, found one. Close it by ray.shutdown()."
-            )
         before = signal.getsignal(signal.SIGTERM)
         self._connect(ray)
         if before is not None and threading.current_thread() is threading.main_thread():
@@ -102,26 +98,27 @@ class RayEngineConfig:
 
     def _connect(self, ray: Any) -> None:
         address = os.environ.get(_ADDRESS, "auto") if self.address == "auto" else self.address
-        if (parts := _parts(address)) is not None:
-            _wait_for_head(*parts, seconds=self.wait_seconds)
-        elif address != "auto":
+        parts = _parts(address)
+        if parts is None and address != "auto":
             raise ConfigurationError(
                 f"the variable {_ADDRESS}: expected HOST:PORT of the head of a Ray cluster, found {show(address)}. "
                 "Set it to that, or unset it on a node of the cluster."
             )
         os.environ.setdefault(_ATTEMPTS, "1")
         try:
+            if parts is not None:
+                _wait_for_head(*parts, seconds=self.wait_seconds)
             ray.init(
                 address=address,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 runtime_env={"py_modules": [str(Path(mm_ldlm.__file__).parent)]},
             )
-        except ConnectionError as error:
+        except OSError as error:  # such as a ConnectionError of Ray
             raise WorkerFailed(
                 f"expected a running Ray cluster at {address}, found none ({reason_of(error)}). Start one by `ray "
                 "start --head` and `ray start --address=HEAD:6379` on the other nodes, and run this command on a node "
-                "of it; or set RAY_ADDRESS or the engine's address."
+                "of it; or set RAY_ADDRESS or the engine's address, and check the firewall (`nc -vz HOST PORT`)."
             ) from None
         except (RuntimeError, ValueError) as error:  # among others: other versions of Python or Ray
             raise ConfigurationError(
@@ -218,21 +215,15 @@ class RayEngine:
         errors = self._ray.exceptions
         try:
             return self._ray.get(reference)
-        except errors.RayTaskError as error:
-            cause = error.cause
+        except errors.RayError as error:
+            cause = getattr(error, "cause", None)
             if isinstance(cause, MMLDLMError):
                 raise cause from None
             log.error("%s", error)
             raise WorkerFailed(
-                f"task {position} failed on the Ray cluster: {reason_of(cause)}\n"
-                "The traceback of the node is in the log of this command."
-            ) from None
-        except errors.RayError as error:
-            raise WorkerFailed(
-                f"task {position} was lost {self._options.max_retries + 1} times on the Ray cluster "
-                f"({reason_of(error)}). "
-                "Every node has logs in `session_latest/logs` of Ray's folder. "
-                "Repeat the command, which continues with what is missing."
+                f"task {position} failed on the Ray cluster ({reason_of(cause or error)}). The traceback is in the log "
+                "of this command, and every node has logs in `session_latest/logs` of Ray's folder. Repeat the "
+                "command, which continues with what is missing."
             ) from None
 
 
@@ -250,11 +241,7 @@ def _wait_for_head(host: str, port: int, *, seconds: float) -> None:
         try:
             socket.create_connection((host, port), timeout=min(5.0, seconds)).close()
             return
-        except OSError as error:
+        except OSError:
             if time.monotonic() + 1 > deadline:
-                raise WorkerFailed(
-                    f"the head of the Ray cluster does not answer at {host}, port {port}, within {seconds:g} s "
-                    f"({error.strerror or error}). Start it by `ray start --head --port={port}`, and check the address "
-                    f"and the firewall: `nc -vz {host} {port}`."
-                ) from None
+                raise
             time.sleep(1)

@@ -32,7 +32,7 @@ from mm_ldlm.evaluation.suites.generation import diversity, entropies, generativ
 from mm_ldlm.extras.score_card.config import ScoreCardConfig
 from mm_ldlm.extras.score_card.mauve import mauve
 from mm_ldlm.extras.score_card.rows import compare, row_of
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.inference.files import read_texts, run_of
 from mm_ldlm.inference.loading import run_config
 from mm_ldlm.training.checkpoints import folder as checkpoints

@@ -18,10 +18,10 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 from starlette.exceptions import HTTPException
 
-from mm_ldlm.core import ConfigurationError, EncoderError, MMLDLMError, bounded, config, mask, parse, show
+from mm_ldlm.core import ConfigurationError, EncoderError, MMLDLMError, bounded, config, mask, parse
 from mm_ldlm.extras.service.batches import MOST_JOBS, Batches
 from mm_ldlm.extras.service.requests import READS, TEXT, WRITES, Endpoint, Limits, endpoints, rows_of
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 
 ABOUT = (
     "Requests and answers are JSON objects; the `rows` of an answer are its table. A single text may be sent "
@@ -154,15 +154,13 @@ async def body_of(request: Request, most: int) -> Any:
         body += chunk
         if len(body) > most:
             raise HTTPException(413, f"expected a body of at most {most:,} bytes, found more. Send less at once.")
+    reason = "another value"
     try:
-        found = from_json(body, allow_inf_nan=False)
+        if isinstance(found := from_json(body, allow_inf_nan=False), dict):
+            return found
     except ValueError as error:
-        raise HTTPException(400, f"expected JSON in UTF-8, found something else ({error}). Correct it.") from None
-    if not isinstance(found, dict):
-        raise HTTPException(
-            400, f"expected a JSON object with the fields of the request, found {show(found, 80)}. {SEE}"
-        )
-    return found
+        reason = str(error)
+    raise HTTPException(400, f"expected a JSON object in UTF-8, found something else ({reason}). {SEE}")
 
 
 async def explain(request: Request, error: Any) -> Response:

@@ -14,7 +14,7 @@ from typing import Any
 
 from mm_ldlm.app.console import frame_of
 from mm_ldlm.extras.service.requests import Job
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 
 MOST_JOBS = 32
 """Largest number of requests that are computed together; the first of more would wait long"""

@@ -38,7 +38,7 @@ def serve(
             raise ConfigurationError(
                 f"serve needs the package '{error.name}'. Install it: pip install -c constraints.txt -e '.[service]'"
             ) from None
-        from mm_ldlm.inference import MMLDLM
+        from mm_ldlm.inference.api import MMLDLM
 
         model = MMLDLM.from_run(run_of(run), checkpoint=checkpoint, device=device)
     click.echo(f"{model!r}\nThe page /docs of the address below explains the requests.", err=True)

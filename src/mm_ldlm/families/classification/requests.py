@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core import SamplingError, check
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.inference.arguments import check_tokens, listed, texts_of, vectors_of
 from mm_ldlm.inference.model import Latents, TooLong, by_row
 from mm_ldlm.inference.writing import Values

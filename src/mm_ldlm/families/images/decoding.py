@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mm_ldlm.core import foreign_code
 from mm_ldlm.data.corpus.record import DESCRIBES
 from mm_ldlm.data.corpus.sources import Row, Unusable
 
@@ -36,21 +37,21 @@ def decode(data: bytes, *, max_pixels: int) -> Pixels:
     """
     from PIL import Image, ImageOps
 
-    try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            width, height = image.size  # from the header; nothing is decoded yet
-            if width * height > max_pixels:
-                raise Unusable("oversized", f"{width} × {height} pixels, at most {max_pixels} are decoded")
-            upright = ImageOps.exif_transpose(image)
-            if image.mode.startswith("I"):  # 16 bits of grey, which `convert` would cut off at 255
-                values = np.round(np.asarray(upright, np.float64) / 257).clip(0, 255).astype(np.uint8)
-            else:
-                grey = image.mode in ("1", "L", "LA")
-                values = np.asarray(upright.convert("L" if grey else "RGB"), np.uint8)
-    except Unusable:
-        raise
-    except Exception as error:  # Pillow raises many types for damaged files
-        raise Unusable("broken_file", f"not a readable image ({type(error).__name__}: {error})") from None
+    def broken(reason: str) -> Unusable:
+        return Unusable("broken_file", f"not a readable image ({reason})")
+
+    with foreign_code(broken, Exception):  # Pillow raises many types for damaged files
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    width, height = image.size  # from the header; nothing is decoded yet
+    if width * height > max_pixels:
+        raise Unusable("oversized", f"{width} × {height} pixels, at most {max_pixels} are decoded")
+    with foreign_code(broken, Exception):
+        upright = ImageOps.exif_transpose(image)
+        if image.mode.startswith("I"):  # 16 bits of grey, which `convert` would cut off at 255
+            values = np.round(np.asarray(upright, np.float64) / 257).clip(0, 255).astype(np.uint8)
+        else:
+            grey = image.mode in ("1", "L", "LA")
+            values = np.asarray(upright.convert("L" if grey else "RGB"), np.uint8)
     return values if values.ndim == 3 else values[:, :, None]
 
 

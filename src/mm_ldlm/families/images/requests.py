@@ -13,7 +13,7 @@ import torch
 
 from mm_ldlm.core import Rows, SamplingError, Seed, check, parse_kind
 from mm_ldlm.families.images.config import CAPTION_SAMPLERS
-from mm_ldlm.inference import MMLDLM
+from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.inference.arguments import array_of, check_tokens, latent_sampler_of, texts_of
 from mm_ldlm.inference.generating import length_of
 from mm_ldlm.inference.results import Texts

@@ -84,14 +84,13 @@ def _pixels(name: str, meta: str | None) -> Pixels:
         )
     try:
         pixels = read_image(reference)
+        found = digest(pixels)
     except Unusable as error:
+        found = error.detail
+    if found != reference["digest"]:
         raise StoreError(
-            f"record {name}: its image is no longer readable: {error.detail}. Restore it, or {again}"
-        ) from None
-    if (found := digest(pixels)) != reference["digest"]:
-        raise StoreError(
-            f"record {name}: expected an image with the digest {reference['digest']}, found {found}: the image changed "
-            f"after ingestion. Restore it, or {again}"
+            f"record {name}: expected an image with the digest {reference['digest']}, found {found}. Restore the "
+            f"image, which changed after ingestion, or {again}"
         )
     return pixels
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from mm_ldlm.data.dataset import Dataset
     from mm_ldlm.families.images.config import ImageTasksConfig
-    from mm_ldlm.inference import MMLDLM
+    from mm_ldlm.inference.api import MMLDLM
 
 
 class ImageTask(Task):

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from mm_ldlm.core import CheckpointError, UnsafePathError, show
-from mm_ldlm.core.files import InputFile, inside, json_document, new_directory, write_problem, write_text
+from mm_ldlm.core import CheckpointError, UnsafePathError, foreign_code
+from mm_ldlm.core.files import InputFile, inside, json_document, new_directory, write_text
 from mm_ldlm.data.store.fingerprint import file_sha256
 from mm_ldlm.data.store.manifest import VERIFIED
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG, MARKER, NAME, all_in, latest, name_of, pointed
@@ -70,7 +70,9 @@ def write(
         CheckpointError: the disk is full, or the file system failed otherwise; earlier checkpoints are unchanged.
     """
     path = directory / (called or name_of(step))
-    try:
+    with foreign_code(lambda reason: CheckpointError(
+        f"checkpoint {path} could not be written: {reason}. Earlier checkpoints are unchanged."
+    ), OSError, SafetensorError):  # fmt: skip
         with new_directory(path) as new:
             for name, held in tensors.items():
                 save_file({key: value.contiguous() for key, value in held.items()}, new / name)
@@ -86,11 +88,6 @@ def write(
                 shutil.copymode(new / MARKER, file)
         if called is None:
             point(directory, "latest", path)
-    except (OSError, SafetensorError) as error:
-        reason = write_problem(error) if isinstance(error, OSError) else None
-        raise CheckpointError(
-            f"checkpoint {path} could not be written: {reason or error}. Earlier checkpoints are unchanged."
-        ) from error
     return path
 
 
@@ -164,7 +161,7 @@ def _file(path: Path, name: str) -> Path:
 
 def is_exported(path: Path) -> bool:
     """Return whether a folder is an exported run, complete or not: it has a config.json and no checkpoints."""
-    return (path / CONFIG).exists() and not (path / CHECKPOINTS).exists()
+    return os.path.exists(path / CONFIG) and not os.path.exists(path / CHECKPOINTS)
 
 
 def _remedy(path: Path) -> str:
@@ -210,21 +207,13 @@ def find(path: Path, *, which: str = "latest") -> Path:
         CheckpointError: there is none, or it is damaged; an older one than the latest is used only when named
             explicitly.
     """
-    try:
-        if NAME.fullmatch(path.name) or (path / MARKER).is_file() or is_exported(path):
-            check(path)
-            return path
-    except OSError as error:  # a name that is too long, a loop of links
-        raise CheckpointError(f"{show(str(path), 200)} cannot be read ({error.strerror}). Correct the path.") from None
-    directory = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
-    if which == "latest":
-        found = latest(directory)
-    elif which == "best":
-        found = pointed(directory, "best")
-    elif which.isdecimal():
+    if NAME.fullmatch(path.name) or os.path.isfile(path / MARKER) or is_exported(path):
+        check(path)
+        return path
+    directory = path / CHECKPOINTS if os.path.isdir(path / CHECKPOINTS) else path
+    found = latest(directory) if which == "latest" else pointed(directory, which) if which == "best" else None
+    if which.isdecimal():
         found = directory / name_of(int(which))
-    else:
-        raise CheckpointError(f"expected latest, best or a step number as checkpoint, found {which!r}. Correct it.")
     steps = ", ".join(each.name for each in all_in(directory)) or "none"
     if found is None:
         raise CheckpointError(
@@ -233,7 +222,7 @@ def find(path: Path, *, which: str = "latest") -> Path:
                 "The run was trained without training.checkpoint.best_metric, as trials are. Use `--checkpoint latest`,"
                 " or in a pipeline `--params sampling.checkpoint=latest,evaluation.checkpoint=latest`."
                 if which == "best" and steps != "none"
-                else "Train the run, or name another folder."
+                else "Choose latest, best or one of these, train the run, or name another folder."
             )
         )
     try:

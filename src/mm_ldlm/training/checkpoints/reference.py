@@ -2,6 +2,7 @@
 one that is chosen by its path (`--params run=PATH`). Separate from `folder`, so that it does not need torch.
 """
 
+import glob
 import hashlib
 import itertools
 import os
@@ -94,16 +95,13 @@ def weights_folder(runs: Path, reference: Any) -> Path:
     """Return the folder to load a model from: that of the run, or of the checkpoint that was chosen by its path.
 
     Raises:
-        CheckpointError: the reference names no run, a checkpoint outside of its run, or one that is newer than those
-            of the run.
+        CheckpointError: the reference names no run, or a checkpoint that is newer than those of the run.
+        UnsafePathError: it names a checkpoint outside of its run.
     """
     folder = run_folder(runs, reference)
     chosen = reference.get(CHOSEN)
     named = str(chosen or reference.get("checkpoint"))
-    try:
-        path = inside(folder / CHECKPOINTS, named)
-    except UnsafePathError as error:
-        raise CheckpointError(f"{error} Run `kedro run --pipelines=training`.") from None
+    path = inside(folder / CHECKPOINTS, named)
     if chosen is not None:
         return path
     newest = latest(folder / CHECKPOINTS)
@@ -151,15 +149,13 @@ def chosen_run(path: str) -> dict[str, Any]:
     """
     folder, checkpoint = split_path(path)
     where = f"parameter 'run': expected the folder of a run or of one of its checkpoints, found {show(path)}"
-    try:
-        if not (folder / CONFIG).is_file():
-            near = [str(config.parent) for config in (*folder.parent.glob(f"*/{CONFIG}"), *folder.glob(f"*/{CONFIG}"))]
-            hint = nearest(str(folder), near) or " Correct the path."
-            raise CheckpointError(f"{where}, where {folder} has no {CONFIG}.{hint}")
-        complete = sorted(marker.parent.name for marker in folder.glob(f"{CHECKPOINTS}/*/{MARKER}"))
-        found = latest(folder / CHECKPOINTS) if checkpoint is None else folder / CHECKPOINTS / checkpoint
-    except (OSError, ValueError) as error:  # a name that is too long, a loop of links
-        raise CheckpointError(f"{where} ({error}). Correct the path.") from None
+    if not os.path.isfile(folder / CONFIG):  # methods of Path raise for a name that is too long
+        places = (glob.escape(str(place)) for place in (folder.parent, folder))
+        near = [os.path.dirname(config) for place in places for config in glob.glob(f"{place}/*/{CONFIG}")]
+        hint = nearest(str(folder), near) or " Correct the path."
+        raise CheckpointError(f"{where}, where {folder} has no {CONFIG}.{hint}")
+    complete = sorted(marker.parent.name for marker in folder.glob(f"{CHECKPOINTS}/*/{MARKER}"))
+    found = latest(folder / CHECKPOINTS) if checkpoint is None else folder / CHECKPOINTS / checkpoint
     if found is None or found.name not in complete:
         name = "no checkpoint" if found is None else f"{found.name}, which is not complete"
         raise CheckpointError(f"{where}, which has {name}. Complete ones: {', '.join(complete) or 'none'}.")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core import CheckpointError, ConfigurationError, escape, parse_kind, shorten, show, to_dict
+from mm_ldlm.core import CheckpointError, ConfigurationError, escape, parse_kind, shorten, to_dict
 from mm_ldlm.distributed.parallel import assign
 from mm_ldlm.models.base import MODELS, DataShape
 
@@ -36,12 +36,8 @@ def refuse_other(mine: dict[str, Any], theirs: Any, path: Path, *, remedy: str) 
     The message has three lines, one of them with the values of the first four fields that differ and the names of the
     others.
     """
-    if not isinstance(theirs, dict):
-        raise CheckpointError(
-            f"{path}: expected the identity of its run, found {show(theirs, 80)}. Choose another checkpoint."
-        )
     # A parameter that a newer version added gets its default here, which keeps the earlier behaviour.
-    with contextlib.suppress(ConfigurationError, KeyError):
+    with contextlib.suppress(ConfigurationError, KeyError, TypeError):
         theirs = {**theirs, "model": to_dict(parse_kind(MODELS, theirs["model"], at="model"))}
     if differing := differences(theirs, mine):
         lines = [shorten(escape(line), 160) for line in differing]

@@ -22,6 +22,7 @@ from mm_ldlm.core import (
     reason_of,
     refuse_if,
     setting,
+    show,
 )
 from mm_ldlm.core.files import InputFile, inside, problem
 from mm_ldlm.data.corpus.record import GROUP, LABEL, PAIR, is_storable, label_text
@@ -170,6 +171,11 @@ class SourceConfig:
                     self.label, path, number, setting("ingestion.path", str(path.parent / "**" / path.name)),
                 )  # fmt: skip
         return describe_files(found)
+
+    def as_kind(self, cls: Any, **changed: Any) -> Any:
+        """Make a source of another kind with the keys that both have; `changed` replaces some of them."""
+        keys = {each.name for each in dataclasses.fields(cls)} - {"kind"}
+        return cls(**{key: getattr(self, key) for key in keys if hasattr(self, key)} | changed)
 
     @property
     def label(self) -> str:
@@ -402,13 +408,10 @@ class ColumnsConfig(SourceConfig):
     def _label(self, fields: Mapping[str, Any], key: str, missing: str, known: Sequence[str] | None) -> str:
         column = getattr(self, key)
         value = self._cell(fields, column, key)
-        if value is None or (isinstance(value, str) and not value.strip()):
-            raise Unusable(missing, f"column '{column}' is empty")
         label = label_text(value)
         if label is None or not is_storable(label):
-            raise Unusable(
-                "wrong_type", f"column '{column}' contains {type(value).__name__}, expected text or a whole number"
-            )
+            reason = "wrong_type" if str(value or "").strip() else missing
+            raise Unusable(reason, f"column '{column}' contains {show(value, 80)}, expected text or a whole number")
         if known is not None and label not in known:
             raise Unusable("unknown_label", f"label {label!r:.80}, expected one of {', '.join(known)}")
         return label

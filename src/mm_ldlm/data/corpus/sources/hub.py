@@ -1,6 +1,5 @@
 """Data sets of the hub, or local copies of them."""
 
-import dataclasses
 import os
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -36,9 +35,7 @@ class HubConfig(ColumnsConfig):
     @property
     def _copy(self) -> Any:
         """The source of the local copy"""
-        cls: Any = DiskConfig if os.path.isdir(str(self.path)) else TableConfig
-        names = [each.name for each in dataclasses.fields(cls) if each.name != "kind" and hasattr(self, each.name)]
-        return cls(**{name: getattr(self, name) for name in names})
+        return self.as_kind(DiskConfig if os.path.isdir(str(self.path)) else TableConfig)
 
     def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
         if self.path is not None:

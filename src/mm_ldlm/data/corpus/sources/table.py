@@ -8,6 +8,7 @@ from typing import Any
 
 from mm_ldlm.core import SourceError, config
 from mm_ldlm.data.corpus.sources.base import AUTO, SOURCES, BadRow, Delimiter, Header, Opening, Row, TableFilesConfig
+from mm_ldlm.data.corpus.sources.lines import BESIDE
 
 _KINDS = {
     ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl",
@@ -50,15 +51,13 @@ class TableConfig(TableFilesConfig):
                 "a folder" if os.path.isdir(path) else f"the suffix '{suffix}'" if suffix else "a name without suffix",
             )
         cls = SOURCES.load(kind)
-        delimiter = "\t" if suffix == ".tsv" and self.delimiter == AUTO else self.delimiter
-        own: Any = dataclasses.replace(self, kind=kind, name=self.label, path=path, delimiter=delimiter)
-        keys = {field.name: getattr(own, field.name) for field in dataclasses.fields(cls) if hasattr(own, field.name)}
-        if lines:
-            keys["vectors"] = "beside"
         changed = {each.name for each in dataclasses.fields(self) if getattr(self, each.name) != each.default}
-        if ignored := changed - {*keys, "vector_column"}:
+        if ignored := changed - {each.name for each in dataclasses.fields(cls)} - {"vector_column"}:
             raise SourceError(
                 f"source '{self.label}': {path} is read as {kind}, which does not read {', '.join(sorted(ignored))}. "
                 "Leave it out, or choose a file of another format."
             )
-        return cls(**keys)
+        own: dict[str, Any] = {"vectors": BESIDE} if lines else {}
+        if suffix == ".tsv" and self.delimiter == AUTO:
+            own["delimiter"] = "\t"
+        return self.as_kind(cls, name=self.label, path=path, **own)
