@@ -125,7 +125,17 @@ class _Child:
             self._kill()
         _, status, usage = os.wait4(self.pid, 0)
         os.close(self.descriptor)
+        patience = time.monotonic() + 5  # for helpers that end when their parent has, such as the tracker of resources
+        while self._alive() and time.monotonic() < patience:
+            time.sleep(0.05)
         return status, usage.ru_utime + usage.ru_stime, self._kill()
+
+    def _alive(self) -> bool:
+        try:
+            os.killpg(self.pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
 
     def _lateness(self) -> str:
         now = time.monotonic()

@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
@@ -37,10 +37,11 @@ class Engine(Protocol):
 
     def run(
         self, function: Callable[[Any], Any], tasks: Iterable[Any], *, ordered: bool, cpus: int = 1, gpus: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    ) -> Generator[tuple[int, Any], None, None]:
         """Yield the position and the result of every task, in the order of the tasks if `ordered`, else as they end.
 
-        Tasks are taken from the iterable as places become free, not all at once.
+        Tasks are taken from the iterable as places become free, not all at once. Whoever stops before the last result
+        closes the generator, which ends the processes (`contextlib.closing`).
 
         Args:
             function: receives a task and returns its result. Every process has its own copy, which it keeps.
@@ -84,7 +85,7 @@ class LocalEngine:
 
     def run(
         self, function: Callable[[Any], Any], tasks: Iterable[Any], *, ordered: bool, cpus: int = 1, gpus: int = 0
-    ) -> Iterator[tuple[int, Any]]:
+    ) -> Generator[tuple[int, Any], None, None]:
         """Yield the position and the result of every task, in the order of the tasks."""
         numbered, cores = enumerate(tasks), count_cores()
         for position, task in itertools.islice(numbered, FEW if cores > 1 else None):
@@ -96,7 +97,7 @@ class LocalEngine:
 
 def _in_processes(
     function: Callable[[Any], Any], tasks: Iterable[tuple[int, Any]], *, processes: int
-) -> Iterator[tuple[int, Any]]:
+) -> Generator[tuple[int, Any], None, None]:
     """Yield the results in order; each process has two tasks at most, one that runs and one that waits.
 
     The processes are new interpreters: a fork would copy locks that threads of this process hold.
@@ -118,7 +119,7 @@ def _in_processes(
                 "continues with what is missing; `taskset -c 0` before it keeps everything in one process."
             ) from None
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
 
 _function: Callable[[Any], Any]

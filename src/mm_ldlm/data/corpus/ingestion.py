@@ -6,6 +6,7 @@ that are being prepared, the shard that is being filled and the digests of the a
 written after each shard, so that an interrupted run continues where it stopped and ends with the same bytes.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -148,8 +149,9 @@ def _run(
     with (
         config.engine.started() as engine,
         shown(desc="ingestion", unit="rows", unit_scale=True, initial=counts.total("read")) as bar,
+        contextlib.closing(engine.run(preparation, chunks, ordered=True)) as results,
     ):
-        for _, prepared in engine.run(preparation, chunks, ordered=True):
+        for _, prepared in results:
             merger.merge(prepared)
             bar.update(counts.total("read") - bar.n)
             if counts.total("read") > EARLY_STOP_ROWS:

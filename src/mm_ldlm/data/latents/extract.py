@@ -336,9 +336,11 @@ def encode_by_tasks(engine: Engine, job: Job, numbers: Sequence[int]) -> None:
     records = ShardStore.open(job.records, "records")
     texts = (job.read(records, number)[1] for number in numbers)
     function, gpus = EncodeTexts(job, device=device), int(device == "cuda")
-    for place, vectors in engine.run(function, texts, ordered=False, cpus=job.config.threads, gpus=gpus):
-        ids = job.read(records, numbers[place])[0]
-        job.write(numbers[place], ids, vectors)
+    done = engine.run(function, texts, ordered=False, cpus=job.config.threads, gpus=gpus)
+    with contextlib.closing(done):
+        for place, vectors in done:
+            ids = job.read(records, numbers[place])[0]
+            job.write(numbers[place], ids, vectors)
 
 
 def _device_of_tasks(wanted: str | None, *, gpus: int) -> str:
