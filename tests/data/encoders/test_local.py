@@ -171,6 +171,7 @@ LIBRARY = "sentence_transformers"
         (["Pooling"], {"pooling": {"pooling_mode_lasttoken": True}}, (LIBRARY, "mean", False, 24, "")),
         (["Pooling"], {"pooling": MEAN | {"pooling_mode_max_tokens": True}}, (LIBRARY, "mean", False, 24, "")),
         (["Pooling", "Dense", "Normalize"], {}, (LIBRARY, "mean", True, 24, "")),
+        (["Pooling"], {"lower": True}, (LIBRARY, "mean", False, 24, "")),
         (["Pooling"], {"limit": None}, (LIBRARY, "mean", False, 512, "")),
     ],
 )  # fmt: skip

@@ -121,7 +121,7 @@ def sentence_transformers(folder: Path) -> None:
 def plain_modules(folder: Path, *modules: str, **files: Any) -> Path:
     """Describe the folder of a BERT as one of sentence-transformers, with these modules after the transformer.
 
-    `pooling`, `settings` and `limit` are the contents of its files.
+    `pooling`, `settings`, `limit` and `lower` are the contents of its files.
     """
     kinds = ["Transformer", *modules]
     paths = ["", *(f"{number}_{kind}" for number, kind in enumerate(modules, 1))]
@@ -134,7 +134,8 @@ def plain_modules(folder: Path, *modules: str, **files: Any) -> Path:
               for n, (kind, path) in enumerate(zip(kinds, paths, strict=True))]  # fmt: skip
     (folder / "modules.json").write_text(json.dumps(listed))
     if (limit := files.get("limit", 24)) is not None:
-        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": limit, "do_lower_case": False}))
+        own = {"max_seq_length": limit, "do_lower_case": files.get("lower", False)}
+        (folder / "sentence_bert_config.json").write_text(json.dumps(own))
     if (settings := files.get("settings")) is not None:
         (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     return folder

@@ -247,7 +247,7 @@ def _spec_of_folder(name: str, source: str, revision: str | None, folder: Path) 
         prompt=prompt, max_length=int(limit or 512), normalised=kinds[-1] == "Normalize",
     )  # fmt: skip
     known = kinds[:2] == ["Transformer", "Pooling"] and kinds[2:] in ([], ["Normalize"])
-    if not known or modules[0]["path"] or not limit:
+    if not known or modules[0]["path"] or not limit or own.get("do_lower_case"):
         return found
     pooling = _read_json(inside(folder, modules[1]["path"]) / "config.json")
     modes = [key.removeprefix("pooling_mode_") for key, on in pooling.items() if key.startswith("pooling_mode_") and on]
