@@ -1,5 +1,6 @@
 """The starter corpus: deterministic, diverse, and with new combinations of known words in the held-out splits."""
 
+import random
 import re
 from collections import Counter
 from itertools import islice
@@ -8,11 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.data.corpus.examples import read
+from tests.extras.starter.entropy import probability
 
 from mm_ldlm.core import SourceError
 from mm_ldlm.data.corpus.sources import Row
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.extras.starter.corpus import StarterSentence, generate_starter_corpus, generate_starter_sts
+from mm_ldlm.extras.starter.corpus.scenes import Draw
 from mm_ldlm.extras.starter.corpus.shapes import SHAPES
 
 
@@ -114,3 +117,13 @@ def test_graded_pairs_share_less_where_more_was_changed(corpus: list[StarterSent
     told = {text for p in pairs for text in (p.sentence1, p.sentence2)}
     assert not told & set(train)
     assert set().union(*map(words, told)) <= set().union(*map(words, train))
+
+
+@pytest.mark.parametrize("shape", ["animal", "question_who", "request"])
+def test_texts_are_as_probable_as_they_are_frequent(shape: str) -> None:
+    """Two texts are equal with the mean probability of a text."""
+    rng, count = random.Random(0), 1000
+    drawn = [SHAPES[shape](Draw(rng, lambda _: True)) for _ in range(count)]
+    equal = sum(n * (n - 1) for n in Counter(drawn).values()) / (count * (count - 1))
+    expected = sum(probability(text, shape) for text in drawn[:100]) / 100
+    assert equal == pytest.approx(expected, rel=0.2)
