@@ -251,7 +251,7 @@ def cluster() -> Iterator[Any]:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def engine(cluster: Any) -> Iterator[RayEngine]:
     with RayEngineConfig(address=cluster.address, max_retries=2, wait_seconds=20).started() as engine:
         yield engine
