@@ -102,9 +102,10 @@ def array_of(values: Any, *, name: str) -> npt.NDArray[Any]:
         array = np.asarray(values)
         if array.dtype == object and array.ndim == 1:
             array = np.asarray(list(array))  # a column of pandas or Arrow with a vector in each row
-        masked = "masked " * np.ma.is_masked(values)
-        if masked or not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
-            raise TypeError(f"{masked}values of type {array.dtype}")
+        if np.ma.is_masked(values):
+            raise TypeError("some of its numbers are masked")
+        if not np.issubdtype(array.dtype, np.number) or np.iscomplexobj(array):
+            raise TypeError(f"values of type {array.dtype}")
     return array
 
 

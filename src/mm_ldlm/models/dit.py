@@ -31,7 +31,7 @@ class DiTOptions(ModulatedOptions):
             the timestep, as the sampler `ddpm_cache` with `timestep: schedule` needs.
         time_factor: factor of the timestep in its sinusoidal embedding. Some older models were trained with 1, with
             which the model can hardly distinguish timesteps.
-        time_schedule: if given, the model receives σ = −log α_t of this schedule in place of t, as those of SEDD
+        time_schedule: if given, the model receives σ = −log α_t of this schedule in place of t, as models of SEDD
             (arXiv:2310.16834) and Duo do.
     """
 

@@ -96,7 +96,7 @@ class Capabilities:
         """Explain why the run does not support a request or a task of the sampling pipeline; None if it supports it.
 
         `use` is what it needs, `order` the order in which `unconditional` generates texts and latents, `length` the
-        length of the texts (None: it chooses no lengths), and `lengths` are those of `length_refusal`.
+        length of the texts (None: it chooses no lengths), and `lengths` go to `length_refusal`.
         """
         reason = self.refusal(use)
         if reason is None and order and use == "unconditional" and self.joint_orders:

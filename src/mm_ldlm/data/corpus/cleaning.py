@@ -256,11 +256,12 @@ class Preparation:
         if (limits := self.limits) is None:
             return
         for length in lengths:
-            if not limits.min_length <= length <= limits.max_length:
-                few = "too_few_tokens" if length else "no_tokens"
-                bounds = f"tokenizer.min_length is {limits.min_length}, tokenizer.max_length {limits.max_length}"
-                reason = few if length < limits.min_length else "too_many_tokens"
-                raise Unusable(reason, f"{length} tokens, {bounds}", row.text)
+            found = f"{length} tokens, tokenizer"
+            if length < limits.min_length:
+                reason = "too_few_tokens" if length else "no_tokens"
+                raise Unusable(reason, f"{found}.min_length is {limits.min_length}", row.text)
+            if length > limits.max_length:
+                raise Unusable("too_many_tokens", f"{found}.max_length is {limits.max_length}", row.text)
 
 
 # -- merging -----------------------------------------------------------------------------------------------------------

@@ -46,10 +46,10 @@ class LengthConfig:
             raise Unusable("empty", "no text, or only white space", text)
         for unit, count in (("characters", len(text)), ("words", len(text.split()))):
             low, high = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
-            reason = "too_short" if count < low else "too_long"
-            if count < low or (high is not None and count > high):
-                bound = f"min_{unit} is {low}" if count < low else f"max_{unit} is {high}"
-                raise Unusable(reason, f"{count} {unit}, {bound}", text)
+            if count < low:
+                raise Unusable("too_short", f"{count} {unit}, min_{unit} is {low}", text)
+            if high is not None and count > high:
+                raise Unusable("too_long", f"{count} {unit}, max_{unit} is {high}", text)
 
 
 LANGUAGE_FILTER = "parameter 'ingestion.language_filter'"

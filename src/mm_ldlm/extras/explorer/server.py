@@ -195,9 +195,10 @@ def application(models: Mapping[str, MMLDLM], *, hosts: Sequence[str] = ()) -> F
         asked = parse(Asked, body, at="")
         if asked.sampler not in (None, *explorer.runs[known(asked.run)]["samplers"]):
             raise HTTPException(422, f"expected one of the samplers of this run, found {asked.sampler!r}")
-        if (request not in TOWARD) if asked.toward else (request in ("interpolate", "edit")):
-            expected = "no" if asked.toward else "a"
-            raise HTTPException(422, f"{request}: expected {expected} second text in the field 'toward'. Correct it.")
+        if asked.toward and request not in TOWARD:
+            raise HTTPException(422, f"{request}: expected no field 'toward', found one. Leave it out.")
+        if not asked.toward and request in ("interpolate", "edit"):
+            raise HTTPException(422, f"{request}: expected the field 'toward' with a second text, found none. Add it.")
         return explorer.answer(request, asked)
 
     def known(run: int) -> int:

@@ -267,5 +267,5 @@ def _tokenizer(
     base = base_from_path(Path(source), lowercase=True) if Path(source).exists() else base_from_name(source)
     size = base.get_vocab_size(with_added_tokens=True)
     if rows == size + 1 and all(base.token_to_id(name) is None for name in (PADS if added in PADS else MASKS)):
-        base.add_special_tokens([added])  # the id after those of the tokenizer
+        base.add_special_tokens([added])  # the id after the tokenizer's last
     return TextTokenizer(base, max_length=max_length)

@@ -34,7 +34,7 @@ class Trainer:
     timesteps: str | None = None
     """How the timestep reaches the model if no key decides it; "constant": never, and the model has no option for it"""
     added: str = "[MASK]"
-    """The token of a row after those of the tokenizer"""
+    """The token of a row beyond the tokenizer's ids"""
     reads: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"t_B": "t"})
     """Arguments of the model besides the noisy tokens, by their names in a reference"""
 
@@ -115,7 +115,7 @@ KEYS = (
 
 @functools.cache
 def trainers() -> tuple[Trainer, ...]:
-    """Load all trainers; those of the core first."""
+    """Load all trainers, the core's first."""
     return tuple(Trainer(**TRAINERS.load(name)) for name in TRAINERS)
 
 

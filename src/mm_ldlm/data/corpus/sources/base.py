@@ -410,7 +410,7 @@ class ColumnsConfig(SourceConfig):
         value = self._cell(fields, column, key)
         label = label_text(value)
         if label is None or not is_storable(label):
-            reason = "wrong_type" if str(value or "").strip() else missing
+            reason = missing if value is None or not str(value).strip() else "wrong_type"
             raise Unusable(reason, f"column '{column}' contains {show(value, 80)}, expected text or a whole number")
         if known is not None and label not in known:
             raise Unusable("unknown_label", f"label {label!r:.80}, expected one of {', '.join(known)}")
