@@ -8,7 +8,7 @@ import torch
 
 from mm_ldlm.models.blocks import EPSILON, SHORT, Attention, Linear, QKNorm, key_mask, modulate, prepare_qkv
 from mm_ldlm.models.embeddings import sinusoid
-from mm_ldlm.models.fused_qkv import PrepareQKV, short_attention
+from mm_ldlm.models.fused_qkv import LongAttention, PrepareQKV, short_attention
 from mm_ldlm.models.heads import mean_features
 from mm_ldlm.models.rope import rope_table, rotate
 
@@ -82,18 +82,33 @@ def test_attention_reads_no_masked_key_and_caps_its_logits(softcap: float | None
     torch.testing.assert_close(attention(q, k, v, mask), expected)
 
 
-@pytest.mark.parametrize("length", [5, SHORT + 1])
-def test_pitfall_03_attention_on_the_cpu_is_float32_under_autocast(length: int) -> None:
-    q, k, v = torch.randn(3, 2, 2, length, 4, requires_grad=True)
-    mask = (torch.arange(length) % 3 != 2).expand(2, 1, 1, length)
-    plain = Attention(softcap=None)(q, k, v, mask)
-    torch.testing.assert_close(plain, short_attention(q, k, v, mask))
+def test_pitfall_03_attention_of_short_texts_is_float32_under_autocast() -> None:
+    q, k, v = torch.randn(3, 2, 2, 5, 4)
+    mask = (torch.arange(5) % 3 != 2).expand(2, 1, 1, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         cast = Attention(softcap=None)(q, k, v, mask)
-    assert torch.equal(plain, cast)
-    half = Attention(softcap=None)(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask)
-    assert half.dtype == torch.float32
-    torch.testing.assert_close(half, plain, atol=0.05, rtol=0.05)
+    assert torch.equal(Attention(softcap=None)(q, k, v, mask), cast)
+    assert torch.equal(short_attention(q, k, v, mask), cast)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_of_long_texts_in_bf16_has_the_gradients_of_float32(
+    masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the batch is computed in parts, and where queries and keys differ in number."""
+    monkeypatch.setattr("mm_ldlm.models.fused_qkv.MATRIX", 4 * SHORT * SHORT)
+    q = torch.randn(5, 2, SHORT + 1, 4, requires_grad=True)
+    k, v = (torch.randn(5, 2, SHORT - 3, 4, requires_grad=True) for _ in range(2))
+    mask = torch.rand(5, 1, 1, SHORT - 3) < 0.7 if masked else None
+    projection, found = torch.randn_like(q), []
+    for half in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            read = Attention(softcap=None)(q, k, v, mask)
+        found.append([read.float(), *torch.autograd.grad((read * projection).sum(), (q, k, v))])
+    for exact, cast in zip(*found, strict=True):
+        assert (exact - cast).norm() < 0.01 * exact.norm()
+    doubles = [x.double().detach()[:2, :, :7].requires_grad_() for x in (q, k, v)]
+    assert torch.autograd.gradcheck(lambda *x: LongAttention.apply(*x, None), doubles)
 
 
 def test_a_compiled_graph_computes_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

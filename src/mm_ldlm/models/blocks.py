@@ -1,6 +1,6 @@
 """Blocks of a transformer with adaLN: the weights of a stream, attention over all streams, and the block of both.
 
-Norms, softmax, rotations and the residual stream are float32 under autocast.
+Norms, rotations and the residual stream are float32 under autocast, and so is softmax but in the attention of long texts.
 
 B batch, L positions of one stream, S positions of all streams, K latent tokens, D model dimension, H heads,
 E dimension of a head, C dimension of the conditioning.
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mm_ldlm.core import Fraction, Layers, PositiveFloat, Ratio, Size, config, refuse_if
-from mm_ldlm.models.fused_qkv import PrepareQKV, short_attention
+from mm_ldlm.models.fused_qkv import LongAttention, PrepareQKV, short_attention
 from mm_ldlm.models.parts import tag
 from mm_ldlm.models.rope import rotate
 
@@ -179,10 +179,13 @@ class Attention(nn.Module):
         if self.fused and self.softcap is None:
             if not _by_hand(q_BHSE):
                 return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=key_mask)
-            # On the CPU attention is float32 under autocast too: the gradient of torch's kernel is slow in bf16.
+            # On the CPU the attention of short texts is float32 under autocast too, which costs as little.
+            short, half = q_BHSE.shape[2] <= SHORT, torch.is_autocast_enabled("cpu")
             with torch.autocast("cpu", enabled=False):
+                if half and not short:
+                    return LongAttention.apply(q_BHSE.bfloat16(), k_BHSE.bfloat16(), v_BHSE.bfloat16(), key_mask)
                 q_BHSE, k_BHSE, v_BHSE = q_BHSE.float(), k_BHSE.float(), v_BHSE.float()
-                if q_BHSE.shape[2] <= SHORT:
+                if short:
                     return short_attention(q_BHSE, k_BHSE, v_BHSE, key_mask)
                 return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=key_mask)
         logits = (q_BHSE @ k_BHSE.transpose(-1, -2)).float() / math.sqrt(q_BHSE.shape[-1])

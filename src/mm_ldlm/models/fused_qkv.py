@@ -1,14 +1,18 @@
-"""Fused preparation of Q, K and V of all streams for attention, with a hand-written gradient.
+"""Attention on the CPU: Q, K and V of all streams prepared at once, and gradients that torch computes slowly.
 
-It computes the same as `blocks.QKNorm`, `rope.rotate` and two concatenations with fewer passes over memory: on the
-CPU at small dimensions these passes cost as much as the matrix products. Compiled graphs (the compiler fuses by
-itself), GPUs and fp16 use the plain path; a test checks that both have the same values and gradients.
+`PrepareQKV` computes the same as `blocks.QKNorm`, `rope.rotate` and two concatenations with fewer passes over memory:
+at small dimensions these passes cost as much as the matrix products. Compiled graphs (the compiler fuses by itself),
+GPUs and fp16 use the plain path; a test checks that both have the same values and gradients.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+MATRIX = 1 << 20
+"""Elements of the attention matrices that are in memory at once."""
 
 
 def _pairs(x: Tensor) -> Tensor:
@@ -31,6 +35,38 @@ def short_attention(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, key_mask: Te
         bias = q.new_zeros(key_mask.shape).masked_fill_(~key_mask, -torch.inf)
         logits = torch.baddbmm(bias.expand(-1, H, -1, -1).flatten(0, 1), q, k.mT, alpha=E**-0.5)
     return torch.bmm(logits.softmax(-1), v).view(B, H, S, E)
+
+
+class LongAttention(torch.autograd.Function):
+    """Softmax(QKᵀ/√E)V by torch's kernel, with a gradient by batched products; its own on the CPU is slow in bf16.
+
+    Called as apply(q, k, v, key_mask) with the shapes of `blocks.Attention`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        ctx.save_for_backward(q, k, v, key_mask)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=key_mask)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, key_mask = ctx.saved_tensors
+        scale, heads = q.shape[-1] ** -0.5, q.shape[1]
+        rows = max(1, MATRIX // (heads * q.shape[2] * k.shape[2]))  # of the batch, whose matrices fit into the cache
+        parts = []
+        for start in range(0, len(q), rows):
+            qi, ki, vi, grad = (x[start : start + rows].flatten(0, 1) for x in (q * scale, k, v, grads[0]))
+            logits = qi @ ki.mT
+            if key_mask is not None:
+                mask = key_mask[start : start + rows].expand(-1, heads, -1, -1).flatten(0, 1)
+                logits.masked_fill_(~mask, -torch.inf)
+            p = logits.softmax(-1)
+            d_logits = torch._softmax_backward_data(grad @ vi.mT, p, -1, p.dtype)
+            parts.append((d_logits @ ki * scale, d_logits.mT @ qi, p.mT @ grad))
+        d_q, d_k, d_v = (
+            torch.cat(part).view_as(x) for part, x in zip(zip(*parts, strict=True), (q, k, v), strict=True)
+        )
+        return d_q, d_k, d_v, None
 
 
 class PrepareQKV(torch.autograd.Function):
