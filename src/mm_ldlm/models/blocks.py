@@ -1,6 +1,6 @@
 """Blocks of a transformer with adaLN: the weights of a stream, attention over all streams, and the block of both.
 
-Norms, rotations and the residual stream are float32 under autocast, and so is softmax but in the attention of long texts.
+Norms, rotations and the residual stream are float32 under autocast, softmax too except for long texts on the CPU.
 
 B batch, L positions of one stream, S positions of all streams, K latent tokens, D model dimension, H heads,
 E dimension of a head, C dimension of the conditioning.
