@@ -11,7 +11,7 @@ from mm_ldlm.distributed.parallel import Parallel, shard
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.models.parts import freeze
 from mm_ldlm.objectives.root import TrainableRoot, build_root
-from mm_ldlm.training.batch_plan import BatchPlan, Loader
+from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.counters import seed_everything, step_seed
 from mm_ldlm.training.data import Data, token_counts

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mm_ldlm.core import CheckpointError, bounded, check
-from mm_ldlm.training.batch_plan import Planned
+from mm_ldlm.training.batches import Planned
 
 Count = Annotated[int, bounded(ge=0)]
 Finite = bounded(allow_inf_nan=False)

@@ -12,7 +12,7 @@ import torch
 from mm_ldlm.core import FingerprintError
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.training.batch_plan import Ints, Source
+from mm_ldlm.training.batches import Ints, Source
 from mm_ldlm.training.spec import TrainingSpec, stores_of_fields
 
 

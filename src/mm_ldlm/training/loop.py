@@ -15,7 +15,7 @@ from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.models.parts import FreezingSnapshot, count_by_part
 from mm_ldlm.objectives.root import TrainableRoot
-from mm_ldlm.training.batch_plan import Loader, Planned
+from mm_ldlm.training.batches import Loader, Planned
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.checkpoints.reference import latest
 from mm_ldlm.training.config import TrainingConfig

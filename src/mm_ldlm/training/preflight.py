@@ -10,7 +10,7 @@ from mm_ldlm.core import PreflightError
 from mm_ldlm.core.files import write_text
 from mm_ldlm.distributed import collectives, environment
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.training.batch_plan import Planned
+from mm_ldlm.training.batches import Planned
 from mm_ldlm.training.loop import Run
 
 _GIB = 2**30

@@ -17,7 +17,7 @@ from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.root import TrainableRoot
-from mm_ldlm.training.batch_plan import Source
+from mm_ldlm.training.batches import Source
 from mm_ldlm.training.counters import step_seed
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.spec import TrainingSpec

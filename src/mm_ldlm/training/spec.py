@@ -22,7 +22,7 @@ from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.distributed.launch import with_environment
 from mm_ldlm.models.base import MODELS, DataShape
 from mm_ldlm.objectives.base import OBJECTIVES
-from mm_ldlm.training.batch_plan import BatchPlan, Ints
+from mm_ldlm.training.batches import BatchPlan, Ints
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS
 from mm_ldlm.training.config import BatchConfig, TrainingConfig, refuse_empty_splits, splits_read
 

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from mm_ldlm.training.batch_plan import Loader, Planned
+from mm_ldlm.training.batches import Loader, Planned
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.counters import TrainingState
 

@@ -19,7 +19,7 @@ from mm_ldlm.core import Duration, Fraction, NonNegativeFloat, PositiveFloat, Ro
 from mm_ldlm.distributed.process import joined
 from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.objectives.base import Batch
-from mm_ldlm.training.batch_plan import Planned
+from mm_ldlm.training.batches import Planned
 from mm_ldlm.training.build import build
 from mm_ldlm.training.data import Data, open_data
 from mm_ldlm.training.jsonl import Tracker

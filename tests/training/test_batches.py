@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.training import task
 
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.training.batch_plan import BatchPlan, Loader, deal
+from mm_ldlm.training.batches import BatchPlan, Loader, deal
 from mm_ldlm.training.config import BatchConfig
 
 SIZES = st.one_of(
