@@ -27,6 +27,7 @@ from hypothesis import settings  # noqa: E402
 settings.register_profile("untimed", deadline=None)  # time is measured in benchmarks, never in a test
 settings.load_profile("untimed")
 
+from tests.kills import sweep  # noqa: E402, F401
 from tests.refusals import messages, pytest_addoption, refuses  # noqa: E402, F401
 
 PROJECT = Path(__file__).resolve().parents[1]

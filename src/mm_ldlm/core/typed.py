@@ -194,6 +194,8 @@ def check(value: Any, hint: Any, *, name: str, error: type[MMLDLMError] = Sampli
 
 def to_dict(value: Any) -> Any:
     """Convert a typed parameter to dictionaries, lists, numbers and strings for JSON, with the key `kind` first."""
+    if type(value) in (str, int, float):  # nearly all values of a vocabulary
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = sorted((field.name for field in dataclasses.fields(value)), key=lambda name: name != "kind")
         return {name: to_dict(getattr(value, name)) for name in names}

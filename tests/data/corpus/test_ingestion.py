@@ -1,14 +1,11 @@
 """Ingestion: no row is lost, and the bytes depend neither on the workers nor on any interruption."""
 
 import builtins
-import concurrent.futures
-import contextlib
 import json
-import multiprocessing
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.corpus.examples import ingested, jsonl, written
 from tests.data.latents.toy import content
-from tests.kills import kills
 
 from mm_ldlm.core import ConfigurationError, SourceError, config, parse
+from mm_ldlm.data import engines
 from mm_ldlm.data.corpus import ingestion
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.ingestion import conservation
@@ -193,60 +190,37 @@ def test_weights_divide_the_rows_until_a_source_is_exhausted(tmp_path: Path) -> 
 # -- one result, whoever computes it -----------------------------------------------------------------------------------
 
 
-class Pool:
-    """Two processes; results in the order of the tasks."""
-
-    gpus = 0
-
-    def __init__(self, pool: concurrent.futures.Executor) -> None:
-        self.pool = pool
-
-    def run(
-        self, function: Callable[[Any], Any], tasks: Iterable[Any], *, ordered: bool, cpus: int = 1, gpus: int = 0
-    ) -> Iterator[tuple[int, Any]]:
-        assert ordered
-        yield from enumerate(self.pool.map(function, tasks))
-
-
-@config
-class PoolConfig:
-    kind: str = "pool"
-    here: bool = False
-
-    def missing(self) -> str | None:
-        return None
-
-    @contextlib.contextmanager
-    def started(self) -> Iterator[Pool]:
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
-            yield Pool(pool)
-
-
-KEYS: dict[str, Any] = {"shard_rows": 16, "near_duplicates": {}, "tokens": {"max_length": 3, "too_long": "split"}}
+def in_pieces(folder: Path) -> dict[str, Any]:
+    """Parameters that divide texts into pieces of three tokens of a small vocabulary."""
+    (folder / "vocab.txt").write_text("\n".join(["[UNK]", "a", "b", "red", "green"]) + "\n")
+    tokens = {"path": str(folder / "vocab.txt"), "max_length": 3, "too_long": "split"}
+    return {"shard_rows": 16, "near_duplicates": {}, "tokens": tokens}
 
 
 def test_the_bytes_do_not_depend_on_the_workers(
-    tmp_path: Path, small_chunks: None, project: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(project)  # the workers import the engine of this file
-    source = lines(tmp_path, *mixed(150))
-    one = ingested(tmp_path / "one", source, **KEYS)
-    two = ingested(tmp_path / "two", source, **KEYS, engine={"kind": f"{__name__}:PoolConfig"})
-    assert content(tmp_path / "one") == content(tmp_path / "two")
-    assert {**one.report, "seconds": 0, "rows_per_second": 0} == {**two.report, "seconds": 0, "rows_per_second": 0}
+    monkeypatch.setattr(engines, "FEW", 2)
+    source, keys, reports = lines(tmp_path, *mixed(150)), in_pieces(tmp_path), list[dict[str, Any]]()
+    for cores in (1, 2):
+        monkeypatch.setattr(engines, "count_cores", lambda: cores)  # noqa: B023
+        reports.append(ingested(tmp_path / str(cores), source, **keys).report | {"seconds": 0, "rows_per_second": 0})
+    assert content(tmp_path / "1") == content(tmp_path / "2")
+    assert reports[0] == reports[1]
 
 
-def test_pitfall_22_the_bytes_do_not_depend_on_where_a_run_was_killed(tmp_path: Path, small_chunks: None) -> None:
+def test_pitfall_22_the_bytes_do_not_depend_on_where_a_run_was_killed(
+    tmp_path: Path, small_chunks: None, sweep: Callable[..., Iterator[int]]
+) -> None:
     sources = [lines(tmp_path, *mixed(60), name="a"), lines(tmp_path, *mixed(40, seed=1), name="b", max_samples=35)]
-    expected, folder = ingested(tmp_path / "whole", *sources, **KEYS), tmp_path / "killed"
-    for number in kills(lambda: ingested(folder, *sources, **KEYS)):
-        found = ingested(folder, *sources, **KEYS)
+    keys, folder = in_pieces(tmp_path), tmp_path / "killed"
+    expected = ingested(tmp_path / "whole", *sources, **keys)
+    for number in sweep(lambda: ingested(folder, *sources, **keys)):
+        found = ingested(folder, *sources, **keys)
         assert content(folder) == content(tmp_path / "whole"), number
         assert found.report["splits"] == expected.report["splits"]
         assert found.report["sources"] == expected.report["sources"]
         shutil.rmtree(folder)
-    assert content(folder) == content(tmp_path / "whole")
     assert number > 30
 
 

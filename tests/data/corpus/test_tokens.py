@@ -3,13 +3,12 @@
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.data.corpus.examples import Ingested, ingested, jsonl
-from tests.kills import kills
 
 from mm_ldlm.core import FingerprintError, StoreError, parse
 from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
@@ -71,10 +70,12 @@ def test_a_reduced_vocabulary_has_the_tokens_of_training_texts(made: Ingested) -
     assert build_tokenizer(made.records, limits(reduce_vocabulary=False)).vocab_size == 30_522
 
 
-def test_pitfall_22_a_killed_run_continues_and_ends_with_the_same_bytes(made: Ingested, tmp_path: Path) -> None:
+def test_pitfall_22_a_killed_run_continues_and_ends_with_the_same_bytes(
+    made: Ingested, tmp_path: Path, sweep: Callable[..., Iterator[int]]
+) -> None:
     tokenizer, folder = build_tokenizer(made.records, limits()), tmp_path / "killed"
     expected = tokenize_records(made.records, tokenizer, limits(), tmp_path / "whole")
-    for number in kills(lambda: tokenize_records(made.records, tokenizer, limits(), folder)):
+    for number in sweep(lambda: tokenize_records(made.records, tokenizer, limits(), folder)):
         assert tokenize_records(made.records, tokenizer, limits(), folder) == expected, number
         for shard in expected.shards:
             assert (folder / shard.name).read_bytes() == (tmp_path / "whole" / shard.name).read_bytes()
