@@ -199,7 +199,7 @@ def _options_in(file: str) -> dict[str, Any]:
     """Return the options in a file of `--config`.
 
     Raises:
-        ConfigurationError: the file is no YAML, has no section `run` or others, or an option is unknown or cannot be
+        ConfigurationError: the file is not YAML, has no section `run` or others, or an option is unknown or cannot be
             read.
     """
     remedy = "Write for example: run: {env: test, params: {training: {max_steps: 100}}}."
@@ -218,14 +218,14 @@ def _options_in(file: str) -> dict[str, Any]:
     return options
 
 
-def _with_own_help(parameter: click.Parameter) -> click.Parameter:
+def _adapted(parameter: click.Parameter) -> click.Parameter:
     changed = copy.copy(parameter)
     if isinstance(changed, click.Option):
         changed.help = HELP.get(str(changed.name), changed.help)
     changed.callback = {"params": read_params, "config": read_config}.get(str(changed.name), changed.callback)
     if changed.name == "config":
         changed.is_eager = True  # the other options fall back to it
-        changed.type = click.Path()  # the door to its file refuses what is none
+        changed.type = click.Path()  # `InputFile` refuses a path without a file
     if changed.name == "params":  # messages propose to add one
         changed.multiple, changed.default = True, ()
     return changed
@@ -233,7 +233,7 @@ def _with_own_help(parameter: click.Parameter) -> click.Parameter:
 
 cli.add_command(
     click.Command(
-        "run", params=[_with_own_help(each) for each in kedro_run.params], callback=run, help=kedro_run.help,
+        "run", params=[_adapted(each) for each in kedro_run.params], callback=run, help=kedro_run.help,
         epilog=EXAMPLES,
     )
 )  # fmt: skip

@@ -75,7 +75,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
 
         Raises:
             UnreadableConfiguration: the environment is not known; a file is not YAML, sets a key twice or is not a
-                mapping; a reference `${...}` cannot be resolved; or the folder of the data is no folder.
+                mapping; a reference `${...}` cannot be resolved; or the folder of the data is not a folder.
             MissingConfigException: (as in Kedro) there is no file for this type.
         """
         try:
@@ -185,7 +185,7 @@ def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two layers of configuration without changing them; `upper` overrides `lower`.
 
     Mappings are merged key by key; all other values, including lists, are replaced. If `upper` changes the `kind` of a
-    mapping, it replaces the whole mapping, because a kind has exactly the keys that it reads and would refuse those of
+    mapping, it replaces the entire mapping, because a kind has exactly the keys that it reads and would refuse those of
     the other kind.
     """
     merged = dict(lower)

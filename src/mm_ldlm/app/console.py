@@ -77,9 +77,7 @@ RUN = (
 )
 """Help of the run of a command"""
 COMMON = (
-    click.Option(
-        ["--run"], type=click.Path(), help=RUN,
-    ),
+    click.Option(["--run"], type=click.Path(), help=RUN),
     click.Option(["--checkpoint"], default="latest", show_default=True, help="latest, best or a step of the run."),
     click.Option(
         ["--encoder"],

@@ -1,8 +1,8 @@
-"""Check of all parameters: each section is parsed to its type, and the sections are compared with one another.
+"""Check all parameters: parse each section to its type, and compare the sections with one another.
 
-The check runs before the first node, so that a long run does not fail at a misspelt key of its last pipeline. The
-classes of the parameters answer what only their room can know: `input_files()` yields (key, path) of the files that
-have to exist, `missing()` explains what this machine lacks, and `device` names a device.
+The check runs before the first node, so that a long run does not fail at a misspelt key of its last pipeline. A
+configuration may have `input_files()`, which yields (key, path) of files that have to exist, `missing()`, which
+explains what this machine lacks, and `device`.
 """
 
 import dataclasses
@@ -128,8 +128,9 @@ def _of_run(path: str, typed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _contradictions(typed: Mapping[str, Any]) -> list[str]:
-    """List contradictions between sections: first a model that the objective cannot train, without which no other
-    question has an answer. Model, objective and samplers may be those of another package, which raise anything.
+    """List contradictions between sections; a model that the objective cannot train is the only one listed.
+
+    Model, objective and samplers may come from another package, which can raise anything.
     """
     try:
         typed["objective"].capabilities(typed["model"])

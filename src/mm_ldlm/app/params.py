@@ -68,7 +68,7 @@ def _value(text: str) -> Any:
 def nested(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Nest parameters whose keys may contain dots, as those of `--params` do: {"a.b": 1} becomes {"a": {"b": 1}}.
 
-    Keys inside of values are names of their own, which may contain dots.
+    Keys inside values are taken as they are, and may contain dots.
 
     Raises:
         ConfigurationError: a key has more than `DEEPEST` names.

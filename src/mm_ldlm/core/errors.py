@@ -40,7 +40,7 @@ class StoreError(MMLDLMError):
 
 
 class UnsafePathError(StoreError):
-    """A name in a file, which should name another file of the same folder, leads out of it or is no file name.
+    """A name in a file, which should name another file of the same folder, leads out of it or is not a file name.
 
     Attributes:
         detail: what is wrong, without the folder.

@@ -108,7 +108,7 @@ class Kinds(Registry):
         """Return the configuration class of a kind.
 
         Raises:
-            ConfigurationError: `kind` is no known name, no entry point, and no import path of a configuration; or its
+            ConfigurationError: `kind` is not a known name, an entry point or the import path of a configuration; or its
                 class is not one of the group.
         """
         name = kind if isinstance(kind, str) else ""

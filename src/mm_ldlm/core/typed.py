@@ -1,6 +1,6 @@
 """Typed parameters: the decorator `config`, the doors `parse`, `parse_kind` and `check`, and types of bounded numbers.
 
-Every room defines its parameters beside the code that reads them, as a frozen dataclass made by `@config`. A mapping
+Every room defines its parameters next to the code that reads them, as a frozen dataclass made by `@config`. A mapping
 becomes such a type once, where it enters, and is trusted below. In a mapping, a single value where a list of any length
 is expected is a list of one.
 """
@@ -274,8 +274,8 @@ def refuse_unwritable(value: Any, *, at: str, depth: int = 0) -> None:
     """Refuse parameters that no file of parameters can contain, at any depth: the check before all others.
 
     Raises:
-        ConfigurationError: a key is no string; a text is not valid Unicode or contains a NUL character; the nesting is
-            deeper than `DEEPEST`; or a text contains a password or a token.
+        ConfigurationError: a key is not a string; a text is not valid Unicode or contains NUL; the nesting is deeper
+            than `DEEPEST`; or a text contains a password or a token.
     """
     where = f"parameter '{escape(at)}'" if at else "the parameters"
     if isinstance(value, str):

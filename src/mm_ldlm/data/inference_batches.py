@@ -54,6 +54,6 @@ def side_by_side(work: Callable[[Batch], Result], batches: Sequence[Batch], *, l
     if min(lanes, len(batches)) <= 1:
         return map(work, batches)
     pool = ThreadPoolExecutor(lanes)
-    results = pool.map(torch.inference_mode()(work), batches)  # every thread has a mode of its own
+    results = pool.map(torch.inference_mode()(work), batches)  # the mode is set for each thread
     pool.shutdown(wait=False)
     return results

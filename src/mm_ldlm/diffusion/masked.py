@@ -107,7 +107,7 @@ class Absorbing(Masking):
 
         −log p(tokens | length) ≤ ∫₀¹ (1/m) E[Σ over masked positions of −log x_θ] dm (MDLM eq. 10; LLaDA,
         arXiv:2502.09992). The integral is over m because the times of training stop at t_min and a schedule masks at
-        most a fraction 1 − α_1. Each text gets `draws` low-discrepancy mask ratios of its own.
+        most a fraction 1 − α_1. Each text gets `draws` low-discrepancy mask ratios.
         """
         found = integrate(
             self, predict, tokens_BL, valid_BL, stratified(draws, generator.fork("time")), generator,

@@ -16,7 +16,7 @@ from mm_ldlm.diffusion.random import RowGenerator
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(noisy_BL, t_B float32, scored_BL) → logits_MV at the scored positions, in row-major order.
 
-Each call returns a tensor of its own, because the process writes into it.
+Each call returns a new tensor, because the process writes into it.
 """
 
 

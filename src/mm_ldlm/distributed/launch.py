@@ -63,7 +63,7 @@ class RanksConfig(HostsConfig):
 
 @config
 class LaunchConfig(RanksConfig):
-    """A launch on this host. Its number is no parameter, because the parameters are those of all hosts.
+    """A launch on this host. Its number is not a parameter, because the parameters are those of all hosts.
 
     Attributes:
         node_rank: number of this host, 0 for the first of several.

@@ -1,7 +1,7 @@
 """Data that a model is built for, the interfaces of its configuration and of models, and reproducible initial values.
 
 An objective names the call signatures that it trains; models of one signature are interchangeable. Families define
-further ones beside their models.
+further ones next to their models.
 
 B batch, L text length, M chosen positions, V vocabulary, D dimension of the features, d latent dimension, N longest
 length.

@@ -39,7 +39,7 @@ class TextHead(Modulated):
     """Logits over the vocabulary, by a linear layer or by a table of token vectors.
 
     Args:
-        table_dim: dimension of the token vectors, for a table of its own; None for a linear layer.
+        table_dim: dimension of the token vectors, for a separate table; None for a linear layer.
         table_bias: whether logits of a table have a bias.
     """
 

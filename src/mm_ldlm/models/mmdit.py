@@ -78,7 +78,7 @@ class MMDiTConfig(MMDiTOptions):
             linear view of the latent (max_length · latent_dim · dim weights); the latent tokens add a linear view of
             the mean token vector.
         condition_on_latent: add an MLP of the latent to c.
-        self_condition: read the previous x_0 estimate beside the noisy latent.
+        self_condition: read the previous x_0 estimate with the noisy latent.
     """
 
     interface: ClassVar[type] = TextAndLatentModel
@@ -113,7 +113,7 @@ class MMDiTConfig(MMDiTOptions):
 
 
 class TextEmbedding(nn.Module):
-    """Token embedding of the text stream: a table, and a linear layer if its vectors have a dimension of their own."""
+    """Token embedding of the text stream: a table, and a linear layer if its vectors have another dimension."""
 
     def __init__(self, rows: int, *, table_dim: int | None, dim: int) -> None:
         super().__init__()

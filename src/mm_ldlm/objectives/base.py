@@ -163,7 +163,7 @@ class ObjectiveConfig(Protocol):
 
     @property
     def stores(self) -> tuple[str, ...]:
-        """Stores of the dataset that the objective is made from, beside its fields (the clusters of a text process).
+        """Stores of the dataset that the objective is made from, such as the clusters of a text process.
 
         Checkpoints carry copies of them."""
         return ()

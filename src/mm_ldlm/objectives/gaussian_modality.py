@@ -1,7 +1,7 @@
 """Diffusion of a text and of one Gaussian modality: a continuous value of each example, such as a latent or an image.
 
 The text follows a discrete process, the modality a Gaussian one, each at its own timestep; a timestep of 0 means that a
-modality is given (UniDiffuser, arXiv:2303.06555). An objective of a modality says its name, its field and its modes.
+modality is given (UniDiffuser, arXiv:2303.06555). An objective of a modality states its name, its field and its modes.
 
 B examples, L positions, M scored positions, V vocabulary, d dimensions.
 """

@@ -61,7 +61,7 @@ class GenerativeModel:
     process: TextProcess | None = None
     """The text process that the model was trained with; None if it is not a diffusion model."""
     field: str = "latents"
-    """Field of the Gaussian modality that is drawn beside a text"""
+    """Field of the Gaussian modality that is drawn with a text"""
 
     def __init__(self, model: nn.Module, shape: DataShape) -> None:
         self.model: Any = model
@@ -73,7 +73,7 @@ class GenerativeModel:
 
     @property
     def dim(self) -> int:
-        """Dimension d of what is drawn beside a text; 0 for a model of texts only."""
+        """Dimension d of what is drawn with a text; 0 for a model of texts only."""
         return self.shape.dim(self.field)
 
     @contextmanager

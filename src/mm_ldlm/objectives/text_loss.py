@@ -22,7 +22,7 @@ class NoisyTexts(NamedTuple):
 
     tokens_BL: Tensor
     t_B: Tensor
-    """(B,), or (B, L) where the parts of a text have times of their own"""
+    """(B,), or (B, L) where the parts of a text have separate times"""
     scored_BL: Tensor
     """positions whose logits the loss needs"""
 

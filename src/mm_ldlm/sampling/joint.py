@@ -1,7 +1,7 @@
 """Joint sampling: a text and its latent are denoised together from noise, along one grid of times.
 
 The orders `text_first` and `latent_first` sample one modality unconditionally and then the other given the first
-(UniDiffuser, arXiv:2303.06555); they need no sampler of their own and are in `mm_ldlm.inference`.
+(UniDiffuser, arXiv:2303.06555); they need no further sampler and are in `mm_ldlm.inference`.
 """
 
 from collections.abc import Callable

@@ -40,7 +40,7 @@ class IngestionConfig:
         near_duplicates: also remove near duplicates (slow: a few thousand rows per second); None removes exact
             duplicates only.
         language_filter: "package.module:function", which receives a text and returns True to keep it.
-        splits: used for sources without splits of their own.
+        splits: used for sources that set none.
         max_bad_fraction: the run stops when a larger fraction of the rows is damaged.
         max_row_bytes: longer lines, documents and cells count as damaged.
         shard_rows: rows per shard of the store.

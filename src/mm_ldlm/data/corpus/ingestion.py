@@ -39,7 +39,7 @@ EARLY_STOP_ROWS = 10_000
 """The fraction of damaged rows is checked once this many rows have been read, and again at the end."""
 FORMAT_VERSION = 2
 SOURCES_FILE = "sources.json"
-"""File beside the manifest of the records, and not in it, because the digest of the manifest is part of the
+"""File next to the manifest of the records, and not in it, because the digest of the manifest is part of the
 fingerprints of everything that was made from the records."""
 
 
@@ -299,7 +299,7 @@ def conservation(report: dict[str, Any]) -> str:
 
 
 def _described(config: IngestionConfig) -> list[str]:
-    """Describe each source by its name, its kind and what is read of it; numbers of rows are no other source."""
+    """Describe each source by its name, its kind and what is read of it; numbers of rows do not make another source."""
     read = [(*each.paths, getattr(each, "dataset", ""), *getattr(each, "read_columns", ())) for each in config.sources]
     places = [", ".join(filter(None, each)) for each in read]
     named = zip(config.sources, places, strict=True)

@@ -37,5 +37,5 @@ class SplitConfig:
         """
         word, other = (float(number) / 2.0**64 for number in struct.unpack("<2Q", digest))
         if held_out:
-            return "test" if other * ((self.test + self.validation) or 1.0) < self.test else "validation"
+            return "test" if other * (self.test + self.validation) < self.test else "validation"
         return "test" if word < self.test else "validation" if word < self.test + self.validation else "train"

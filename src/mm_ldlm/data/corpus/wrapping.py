@@ -126,7 +126,7 @@ def wrapped(
 
 
 class Wrapper:
-    """Joins texts of a tokenizer as `TokenizerConfig.wrap` says, and divides them into texts of `length` tokens.
+    """Joins texts of a tokenizer by `TokenizerConfig.wrap`, and divides them into texts of `length` tokens.
 
     All tokens are ids of the entire vocabulary.
     """

@@ -166,7 +166,7 @@ class SourceVectors(Protocol):
         """An encoder that can embed texts without a vector, or None."""
 
     def vector_store(self, folder: Path) -> SideStore:
-        """Return the store that ingestion fills with the vectors of the sources, in a folder of its own."""
+        """Return the store that ingestion fills with the vectors of the sources, in a separate folder."""
 
     def take_over(self, records: ShardStore, *, config: ExtractConfig, workspace: Path) -> Manifest:
         """Fill the latent store of the records with their vectors and commit it."""

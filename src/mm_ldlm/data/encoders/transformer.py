@@ -1,4 +1,4 @@
-"""The backends of local encoders: tokenizer, bare transformer and pooling on length-sorted batches; or a library.
+"""Run local encoders: tokenizer, bare transformer and pooling on length-sorted batches, or sentence-transformers.
 
 B sentences, L tokens, d dimensions.
 """

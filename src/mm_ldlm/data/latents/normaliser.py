@@ -91,7 +91,7 @@ class Normaliser:
         constant: dimensions without variation; they are standardised to 0 and inverted to their value.
         typical: lowest and highest `norms` of latents like those of training (`calibrated`); None if not calibrated.
         signature: signature of the encoder, measured on these latents; None if there were too few, or no encoder made
-            them. Like `typical` it serves to recognise other latents, and is no part of the fingerprint.
+            them. Like `typical` it serves to recognise other latents, and is not part of the fingerprint.
     """
 
     kind: str

@@ -1,7 +1,7 @@
 """Suites: each module evaluates one use of a run and presents what it found.
 
-A suite says which tables of samples it reads, evaluates a loaded model through the `inference.MMLDLM` facade, and gives
-its headline numbers, figures and section of the report (`base.Suite`). The pipelines and the report iterate over the
+A suite names the tables of samples that it reads, evaluates a loaded model through `inference.MMLDLM`, and gives its
+headline numbers, figures and section of the report (`base.Suite`). The pipelines and the report iterate over the
 registry; families register their suites in `COMPONENTS`, and other packages under the entry points `mm_ldlm.suites`.
 Suites do not import Kedro. A suite that a run cannot support returns {"skipped": reason}, never a number.
 

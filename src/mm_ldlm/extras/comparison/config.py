@@ -72,7 +72,7 @@ class ComparisonConfig:
 
     Attributes:
         members: the models. Each is trained once for each of its seeds (`training.seed`).
-        seeds: of every member that has none of its own.
+        seeds: of every member that sets none.
         budget: null: each member trains for its own max_steps.
         baseline: name of the member that the others are compared with; null: the first.
         learning_rates: of which each member takes its own: the one with the lowest validation loss of its first seed;

@@ -44,7 +44,7 @@ class Converted:
     left_out: list[str]
     """names of the checkpoint that became no parameter"""
     averaged: bool = False
-    """whether the checkpoint also has averaged weights (EMA), which are imported beside the last ones"""
+    """whether the checkpoint also has averaged weights (EMA), which are imported with the last ones"""
     differences: Differences | None = None
     """from the outputs of the original code, of the averaged weights if there are any; None: nothing was compared"""
 

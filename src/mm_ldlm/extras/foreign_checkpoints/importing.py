@@ -220,7 +220,7 @@ def _count(option: str, *values: Any, file: Path) -> int:
     """Return the first value that is given.
 
     Raises:
-        CheckpointError: there is none, or it is no count.
+        CheckpointError: there is none, or it is not a count.
     """
     value = next((each for each in values if each is not None), None)
     if type(value) is not int or not 1 <= value <= 65_536:

@@ -2,7 +2,7 @@
 
 `torch.load` runs in weights-only mode: nothing in a file is executed. Objects of the configurations and tokenizers in
 Lightning checkpoints are read as plain records of their fields; a file with other objects is refused. Optimizer and
-random states beside the weights are not read.
+random states next to the weights are not read.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ BUFFERS = (
     "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "sampling_eps_min", "sampling_eps_max",
     "limiting_distribution", "logit_bias",
 )  # fmt: skip
-"""Ends of the names of tables in a state_dict that are no parameters"""
+"""Ends of the names of tables in a state_dict that are not parameters"""
 _STATES = ("training_state.json", "state.json")
 _RECORDS = re.compile(
     r"(omegaconf|transformers|tokenizers|typing|collections|pathlib)\..*|builtins\.(bool|dict|float|int|list|set|str|tuple)"
@@ -67,7 +67,7 @@ def read(path: Path) -> Legacy:
 
     Raises:
         CheckpointError: there is no such file, it is damaged, contains more than tensors and plain values, or its
-            weights are no finite tensors by name.
+            weights are not finite tensors by name.
     """
     file = path if path.is_file() else next((path / name for name in FILES if (path / name).is_file()), None)
     if file is None:
@@ -207,7 +207,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML or JSON file with a mapping.
 
     Raises:
-        CheckpointError: it cannot be read, or is no mapping.
+        CheckpointError: it cannot be read, or is not a mapping.
     """
     import yaml  # the training hosts do not need it
 
@@ -220,7 +220,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _step(content: Any, folder: Path) -> int | None:
-    """Return the step in the file, or in the JSON file beside it; None if there is none.
+    """Return the step in the file, or in the JSON file next to it; None if there is none.
 
     Raises:
         CheckpointError: the JSON file is damaged.

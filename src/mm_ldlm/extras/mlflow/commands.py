@@ -13,7 +13,7 @@ from mm_ldlm.app.console import messages_only
 def send_runs(uri: str, data: str) -> None:
     """Send the runs that were recorded locally to the MLflow store URI, which did not answer then.
 
-    A run that was sent is not sent again. Its model is registered as tracking.register of the run says.
+    A run that was sent is not sent again. Its model is registered by `tracking.register` of the run.
     """
     from mm_ldlm.core import TrackingError, mask, reason_of
     from mm_ldlm.core.files import InputFile

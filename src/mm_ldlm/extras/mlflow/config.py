@@ -39,7 +39,7 @@ class TrackingConfig:
     register: str | None = None
 
     def __post_init__(self) -> None:
-        # The refusal does not repeat the address: what is no address may be a password.
+        # The refusal does not repeat the address: it may be a password.
         refuse_if(
             not ADDRESS.match(self.uri) or re.search("@|%40", self.uri) or mask(self.uri) != self.uri,
             f"{EXPECTED} without user, password or token, because it is stored with every run, found another text. Set "

@@ -1,4 +1,4 @@
-"""Masking policies: a mask probability of its own for every token of a text, from its importance (ATAT).
+"""Masking policies: a mask probability for each token of a text, from its importance (ATAT).
 
 Adaptive time-aware token masking (ATAT) masks token l at time t with probability ρ_l(t), where absorbing diffusion
 masks every token with r(t) = 1 − α_t. Each masked token then has the weight of its own schedule, w_l = −α'_l/(1 − α_l)

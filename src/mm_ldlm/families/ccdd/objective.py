@@ -109,7 +109,7 @@ class JointStatesConfig(DiffusionSampler):
 
 
 T_MIN = 1e-3
-"""Smallest timestep of states with a timestep of their own."""
+"""Smallest timestep of states with a separate timestep."""
 
 
 @config

@@ -135,7 +135,7 @@ class Sedd(TextProcess):
         return dataclasses.replace(found, nll_KB=found.nll_KB + self.prior_term(valid_BL))
 
     def copy_words(self, output_MV: Tensor) -> Tensor:
-        """Copy the output (M, vocab_size) in float64, −inf where an id is no word."""
+        """Copy the output (M, vocab_size) in float64, −inf where an id is not a word."""
         words_MV = output_MV[..., : self.vocab_size].to(torch.float64, copy=True)
         return words_MV.masked_fill_(~self.is_word_V, -torch.inf)
 

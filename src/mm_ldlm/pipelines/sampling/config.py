@@ -83,7 +83,7 @@ class SamplingConfig:
     rows: RowsOrNone = 500
     """Number of examples of the split that the tasks on held-out examples read; the same seed gives the same ones"""
     text: Annotated[Any, TEXT_SAMPLERS]
-    """Sampler of all text tasks without a sampler of their own"""
+    """Sampler of all text tasks that set none"""
     latent: Annotated[Any, LATENT_SAMPLERS]
     search: SearchConfig = field(default_factory=SearchConfig)
     length: Length = "argmax"

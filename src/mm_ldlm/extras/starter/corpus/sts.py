@@ -42,7 +42,7 @@ class STSPair:
 
 
 def _changed(draw: Draw, event: Event, elements: tuple[str, ...]) -> Event | None:
-    """``event`` with other values in ``elements``; None if that is no held-out scene."""
+    """``event`` with other values in ``elements``; None if that is not a held-out scene."""
     row = event.activity
     agents = [agent for agent in row.agents if ("agent" in elements) == (agent != event.agent)]
     things = [thing for thing in row.objects if ("thing" in elements) == (thing != event.thing)]
