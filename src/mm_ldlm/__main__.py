@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import sys
 
 import click
@@ -40,6 +41,8 @@ def main() -> None:
     words = sys.argv[1:]
     if words and words[0].startswith("-") and words[0] not in ("--help", "--version"):
         words = ["run", *words]
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("mm_ldlm").setLevel(logging.INFO)  # among others the progress, where there is no terminal
     commands.main(words, prog_name="mm-ldlm")
 
 

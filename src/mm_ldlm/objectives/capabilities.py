@@ -18,6 +18,7 @@ _WORDS = {
     "l2t": "write texts from latents",
     "t2l": "embed texts",
     "unconditional": "generate texts from noise",
+    "continue": "continue the beginning of a text",
     "infill": "fill masked positions of a text without a latent",
     "infill_given_latent": "fill masked positions of a text given a latent",
     "edit": "edit texts under a target latent",

@@ -166,14 +166,29 @@ def test_settings_can_be_overridden():
         AutoregressiveSampler().override(steps=4)
 
 
-def test_given_tokens_are_refused(model, refuses):
-    canvas = torch.full((2, N), SHAPE.mask_id)
+def on(model, canvas: torch.Tensor):
+    how = {"process": None, "generator": rows(len(canvas)), "open": canvas == SHAPE.mask_id}
+    return AutoregressiveSampler().sample(Canvas(denoise=model, tokens=canvas, **how))
+
+
+def test_a_beginning_is_continued_with_the_conditional_distribution(model):
+    """Up to the pads of its canvas, where there are some."""
+    begun, open_ = WORDS[1], SHAPE.mask_id
+    sample = on(model, torch.tensor([[begun, open_, open_], [begun, open_, PAD]]).repeat(DRAWS, 1))
+    everything = distribution(model)
+    whole = sum(p for text, p in everything.items() if text[0] == begun)
+    expected = {text: p / whole for text, p in everything.items() if text[0] == begun}
+    found = Counter(texts(sample.tokens[::2]))
+    assert found.keys() <= expected.keys()
+    assert chisquare(*zip(*[(found[text], DRAWS * p) for text, p in expected.items()], strict=True)).pvalue > 1e-3
+    assert {len(text) for text in texts(sample.tokens[1::2])} == {1, 2}
+    assert bool((sample.steps[:, 0] == -1).all())
+    assert bool((sample.log_probs[:, 0] == 0).all())
+
+
+def test_a_token_behind_an_open_position_is_refused(model, refuses):
     with refuses(SamplingError, "autoregressive", 2):
-        AutoregressiveSampler().sample(
-            Canvas(
-                denoise=model, tokens=canvas, process=None, generator=rows(2), open=torch.arange(N).expand(2, -1) > 0
-            )
-        )
+        on(model, torch.tensor([[SHAPE.mask_id, WORDS[0], WORDS[1]]]))
 
 
 @pytest.mark.parametrize("bad", [{"top_p": 0.0}, {"temperature": -1.0}, {"top_k": 0}, {"steps": 4}])

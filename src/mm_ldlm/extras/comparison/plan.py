@@ -99,7 +99,7 @@ def plan(config: ComparisonConfig, loader: Any, project: Path) -> dict[str, Any]
     for member in config.members:
         layers = environment_of(member, current=loader.layers()[1:], base=loader.base_env, above=config.layers_above)
         try:
-            for rate, seed in product(config.learning_rates or (None,), member.seeds or config.seeds):
+            for rate, seed in product(dict.fromkeys(config.learning_rates) or (None,), member.seeds or config.seeds):
                 place = folder / member.name / ("" if rate is None else f"lr-{rate:g}") / f"seed-{seed}"
                 params = params_of(member, seed, config.budget, loader.runtime_params or {}, results=place, rate=rate)
                 sessions.append(_session(member, seed, rate, layers, params, loader, project))

@@ -37,6 +37,7 @@ COLUMNS = {
     "unconditional.attested_bigrams": "attested_bigrams",
     "unconditional.memorised": "memorised",
     "unconditional.perplexity": "generative_perplexity",
+    "completion.exact": "completed",
     "l2t.exact_match": "exact_match",
     "l2t.token_accuracy": "token_accuracy",
     "l2t.bleu": "bleu",

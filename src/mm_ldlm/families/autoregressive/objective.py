@@ -61,27 +61,36 @@ class AutoregressiveSampler(Overridable):
         """Write texts of at most L tokens. See `sampling.base.TextSampler.sample`.
 
         Raises:
-            SamplingError: the model is a diffusion model, or the canvas contains given tokens.
+            SamplingError: the model is a diffusion model, or a token is given behind one that is to be written.
         """
         require_fit(self, canvas)
-        if canvas.open is not None and not bool(canvas.open.all()):
-            raise SamplingError(
-                f"sampler 'autoregressive' writes whole texts, found {int((~canvas.open).sum())} given tokens. Choose "
-                "a run that can infill."
-            )
+        model, given_BL = canvas.denoise, torch.zeros_like(canvas.tokens, dtype=torch.bool)
+        if canvas.open is not None:
+            given_BL = ~canvas.open & (canvas.tokens != model.pad_id)
+            if behind := int((given_BL[:, 1:] & (canvas.open[:, :-1].cumsum(dim=1) > 0)).sum()):
+                raise SamplingError(
+                    "sampler 'autoregressive' writes from left to right, found positions to be written before "
+                    f"{behind} given tokens. Choose a run that can infill."
+                )
         draw = Draw(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         return autoregressive(
-            canvas.denoise, canvas.tokens, generator=canvas.generator, draw=draw, observe=canvas.observe
+            model, canvas.tokens, given_BL, generator=canvas.generator, draw=draw, observe=canvas.observe
         )
 
 
 def autoregressive(
-    model: NextTokenModel, canvas_BL: Tensor, *, generator: RowGenerator, draw: Draw, observe: Observe = unobserved
+    model: NextTokenModel,
+    canvas_BL: Tensor,
+    given_BL: Tensor,
+    *,
+    generator: RowGenerator,
+    draw: Draw,
+    observe: Observe = unobserved,
 ) -> TextSample:
-    """Draw a text for each row of `generator`, token by token; a text that has ended leaves the batch.
+    """Draw a text for each row of `generator`, token by token, after the tokens that are given (`given_BL`).
 
-    A text that reaches the L positions of the canvas stops there without an end token. The numbers drawn for a text
-    depend only on its row of `generator` and on the position.
+    A text that has ended leaves the batch; one that reaches the L positions of the canvas, or a pad of its row, stops
+    there without an end token. The numbers drawn for a text depend only on its row of `generator` and on the position.
 
     Returns:
         Tokens (B, L), padded. `steps` is the position of each token, and −1 at pads. `calls_per_row` counts the model
@@ -97,7 +106,9 @@ def autoregressive(
         u_A = generator.fork(position).uniform(dtype=torch.float64)[rows_A]
         token_A = draw_tokens(log_probs_AV, u_A, draw)
         log_prob_A = log_probs_AV.gather(1, token_A[:, None])[:, 0]
-        growing_A = token_A != model.end_id
+        canvas_A, given_A = canvas_BL[rows_A, position], given_BL[rows_A, position]
+        token_A, log_prob_A = torch.where(given_A, canvas_A, token_A), log_prob_A.masked_fill(given_A, 0.0)
+        growing_A = (token_A != model.end_id) & (canvas_A != model.pad_id)
         if not bool(growing_A.all()):
             cache.keep(growing_A)
             rows_A, token_A, log_prob_A = rows_A[growing_A], token_A[growing_A], log_prob_A[growing_A]
@@ -108,7 +119,7 @@ def autoregressive(
             sample,
             tokens=sample.tokens.index_put(at, token_A),
             log_probs=sample.log_probs.index_put(at, log_prob_A),
-            steps=sample.steps.index_put(at, at[1]),
+            steps=sample.steps.index_put(at, torch.where(given_A[growing_A], -1, at[1])),
         )
     return sample
 
@@ -131,7 +142,9 @@ class AutoregressiveConfig(ObjectiveConfig):
         """See `objectives.base.ObjectiveConfig.capabilities`."""
         require_interface(self, model, NextTokenModel)
         return Capabilities(
-            uses=frozenset({"unconditional", "score"}), likelihood="exact", trained_as="objective autoregressive"
+            uses=frozenset({"unconditional", "continue", "score"}),
+            likelihood="exact",
+            trained_as="objective autoregressive",
         )
 
     def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "Autoregressive":

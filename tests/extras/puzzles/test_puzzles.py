@@ -1,0 +1,88 @@
+"""Each puzzle has one answer, which its text contains, and the suite counts the answers that a model finds."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.data.corpus.examples import read
+
+from mm_ldlm.core import EvaluationError, parse
+from mm_ldlm.data.corpus.sources import Row
+from mm_ldlm.data.held_out import Sentences
+from mm_ldlm.evaluation.bootstrap import Bootstrap
+from mm_ldlm.extras.puzzles import suite
+from mm_ldlm.inference.writing import Written
+
+FEW = {"num_train": 30, "num_validation": 5, "num_test": 5}
+
+
+def puzzles(**source: Any) -> list[list[str]]:
+    rows = [row for row in read({**FEW, **source}) if isinstance(row, Row)]
+    assert [row.split for row in rows] == ["train"] * 30 + ["validation"] * 5 + ["test"] * 5
+    return [row.text.split("=") for row in rows]
+
+
+@given(branches=st.integers(1, 4), length=st.integers(2, 7))
+def test_only_the_answer_leads_from_the_centre_to_the_goal(branches: int, length: int) -> None:
+    for question, answer in puzzles(kind="star_graphs", branches=branches, length=length):
+        edges, ends = question.split("|")
+        before = {edge[1]: edge[0] for edge in edges.split(",")}  # one edge leads to each node: one path to the goal
+        assert len(before) == branches * (length - 1) == len(edges.split(","))
+        path = ends[1]
+        while path[0] in before:
+            path = before[path[0]] + path
+        assert path == answer
+        assert len(path) == length
+        assert path[0] == ends[0]
+
+
+@given(clues=st.integers(4, 16))
+def test_the_answer_is_the_only_sudoku_with_these_clues(clues: int) -> None:
+    from mm_ldlm.extras.puzzles.sources import sudoku_solutions
+
+    solutions = sudoku_solutions()
+    assert len(np.unique(solutions, axis=0)) == 288
+    grids = solutions.reshape(-1, 4, 4)
+    boxes = grids.reshape(-1, 2, 2, 2, 2).swapaxes(2, 3).reshape(-1, 4, 4)
+    for lines in (grids, grids.swapaxes(1, 2), boxes):
+        assert (np.sort(lines, axis=2) == list("1234")).all()
+    for question, answer in puzzles(kind="sudoku", clues=clues):
+        given_n = np.array(list(question)) != "."
+        assert given_n.sum() == clues
+        fits = (solutions[:, given_n] == np.array(list(question))[given_n]).all(axis=1)
+        assert ["".join(row) for row in solutions[fits]] == [answer]
+
+
+def test_a_text_counts_only_if_its_whole_rest_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token 9 is the mark; the model writes the first text right, the second half right, and the third too short."""
+    texts = (1, 2, 9, 3, 4), (1, 9, 5, 6), (9, 7, 7)
+    held = Sentences(ids=("a", "b", "c"), texts=("",) * 3, sources=("",) * 3, tokens=texts, latents_nd=None)
+    monkeypatch.setattr(suite, "held_out", lambda *_, **__: held)
+    asked: list[Any] = []
+
+    def write(canvases: Any, **how: Any) -> Written:
+        asked.extend(canvases)
+        return Written(tokens=[texts[0], (1, 9, 5, 5), (9, 7)], model_calls=np.array([2, 3, 4]))
+
+    given: Any = SimpleNamespace(
+        model=SimpleNamespace(
+            tokenizer=SimpleNamespace(encode=lambda texts: [[9]] if texts == ["="] else [[8]]),
+            model=SimpleNamespace(shape=SimpleNamespace(mask_id=0)),
+            writer=SimpleNamespace(write=write),
+            text_sampler=lambda *_: None,
+        ),
+        dataset=None, seed=0, bootstrap=Bootstrap(20, 0.95, 0),
+        sections={"completion": parse(suite.CompletionConfig, {"after": "="}, at="completion")},
+    )  # fmt: skip
+    metrics, rows = suite.Completion().evaluate(given)
+    assert asked == [[1, 2, 9, 0, 0], [1, 9, 0, 0], [9, 0, 0]]
+    assert rows["exact"].tolist() == [True, False, False]
+    assert rows["right"].tolist() == [1.0, 0.5, 0.5]
+    assert metrics["exact"]["value"] == pytest.approx(1 / 3)
+    assert metrics["model_calls"] == 3
+    given.sections["completion"] = parse(suite.CompletionConfig, {"after": "?"}, at="completion")
+    with pytest.raises(EvaluationError, match="completion"):
+        suite.Completion().evaluate(given)
