@@ -1,6 +1,7 @@
 """Intervals of the bootstrap, by simulation and against scipy."""
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from mm_ldlm.evaluation.bootstrap import (
     FEWEST_PAIRS,
     Bootstrap,
     Statistic,
+    holm,
     mean_of_counts,
     pearson_of_counts,
     ratio_of_counts,
@@ -110,6 +112,14 @@ def test_no_difference_is_found_where_there_is_none() -> None:
         pair = [[mean_of_counts(draw.normal(size=60))] for _ in "ab"]
         false_alarms += Bootstrap(100, seed=seed).difference(*pair, 60)["verdict"] == "significant"
     assert false_alarms <= 24  # 5 % nominal, 6 % by simulation at 60 items
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=5))
+def test_holms_correction_is_closed_testing_by_bonferroni(p_values: list[float]) -> None:
+    sets = [some for size in range(len(p_values)) for some in combinations(range(len(p_values)), size + 1)]
+    bounds = {some: min(1.0, len(some) * min(p_values[each] for each in some)) for some in sets}
+    expected = [max(bounds[some] for some in sets if each in some) for each in range(len(p_values))]
+    assert holm(p_values) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("items", [2, FEWEST_PAIRS - 1, FEWEST_PAIRS])

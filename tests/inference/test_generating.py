@@ -110,13 +110,16 @@ def test_no_text_takes_more_than_its_calls(
 
 
 def test_the_best_of_several_texts_is_that_of_the_highest_cosine_or_log_probability() -> None:
-    made = Texts(
-        texts=("a", "b"), tokens=((1,), (2,)), log_probs=np.array([-1.0, -9.0]), model_calls=np.array([2, 3]),
-        encoder_calls=np.array([1, 1]), sources=(None, None), cosines=np.array([0.1, 0.9]),
+    made = Texts(  # three samples of two latents
+        texts=tuple("abcdef"), tokens=((1,),) * 6, log_probs=np.array([-1.0, -9.0, -3.0, -4.0, -8.0, -2.0]),
+        model_calls=np.arange(6), encoder_calls=np.ones(6, int), sources=(None,) * 6,
+        cosines=np.array([0.1, 0.9, 0.8, 0.2, 0.3, 0.4]),
     )  # fmt: skip
-    found, without = (_several(each, 1, 2, "best") for each in (made, replace(made, cosines=None)))
-    assert (found.texts, without.texts) == (("b",), ("a",))
-    assert found.model_calls.tolist() == [5]
+    found, without = (_several(each, 2, 3, "best") for each in (made, replace(made, cosines=None)))
+    assert (found.texts, without.texts) == (("c", "b"), ("a", "f"))
+    assert found.model_calls.tolist() == [0 + 2 + 4, 1 + 3 + 5]
+    every = _several(made, 2, 3, "all")
+    assert (every.texts, every.best.tolist()) == (tuple("acebdf"), [False, True, False, True, False, False])
 
 
 def test_embedding_comes_near_the_encoder(learned: MMLDLM) -> None:

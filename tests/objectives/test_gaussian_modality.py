@@ -98,12 +98,16 @@ def test_the_latent_cycle_trains_the_text_that_it_passes_through() -> None:
 
 def test_the_first_estimate_of_self_conditioning_is_made_in_half_of_the_steps_without_a_graph() -> None:
     options = {"mode": "t2l", "self_condition": True, "_model": {"self_condition": True}}
-    root, batch, found = root_of("multimodal", options), random_batch(), Counter[tuple[bool, ...]]()
+    root, batch, found = root_of("multimodal", options, stirred=False), random_batch(), Counter[tuple[bool, ...]]()
     calls = calls_of(root)
     for seed in range(40):
         calls.clear()
         losses_of(root, batch, "t2l", seed=seed)
         found[tuple(call["graph"] for call in calls)] += 1
+        z_Bd, t_B, first = calls[0]["latents_Bd"], calls[0]["t_latent_B"], len(calls) == 2
+        signal, _ = root.objective.modality.schedule.scales(t_B).like(z_Bd)  # type: ignore[operator, union-attr]
+        expected_Bd = signal * z_Bd * first  # of the initial prediction v = 0
+        torch.testing.assert_close(calls[-1]["self_condition_Bd"], expected_Bd)
     assert found.keys() == {(True,), (False, True)}
     assert min(found.values()) > 8
 

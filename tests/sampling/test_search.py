@@ -163,6 +163,8 @@ def test_only_masks_are_written():
     canvas[:, :, 2] = 7
     _, result = run(canvas=canvas)
     assert (result.tokens[:, 2] == 7).all()
+    _, same = run(canvas=TARGETS[:1, None].expand(3, 4, 6).contiguous())  # without masks
+    assert torch.equal(same.cosines, (TARGETS[0] == TARGETS).float().mean(1)), "each to its own target"
 
 
 def test_a_target_does_not_depend_on_its_batch():
@@ -241,6 +243,22 @@ def test_a_near_text_that_no_round_improves_is_tried_with_all_its_swaps(words, s
         generator=rows(1, seed=seed),
     )  # fmt: skip
     assert (found.tokens[0].tolist() == target) == (near or words == target)
+
+
+def test_swaps_are_tried_again_whenever_no_round_improves_a_text():
+    """Two pairs of words have to change places, one after the other, and a child is never better."""
+    words, target = torch.tensor([0, 2, 1, 3, 5, 4]), torch.arange(6)
+
+    def write(canvas, live, generator, how):
+        tokens = torch.where(canvas == MASK, words if how == "first" else 0, canvas)
+        return TextSample(tokens, torch.zeros(1, 6), tokens, torch.ones(1, dtype=torch.long), 1)
+
+    found = search(
+        torch.full((1, 1, 6), MASK), config=SearchConfig(rounds=30, swap=1e-9, remask_ratio=0.0, good_enough=1.0),
+        write=write, nearness=lambda tokens, _: 0.985 + 0.015 * (tokens == target).float().mean(1), mask_id=MASK,
+        pad_id=PAD, generator=rows(1),
+    )  # fmt: skip
+    assert torch.equal(found.tokens[0], target)
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.floats(0, 1), st.integers(0, 99))

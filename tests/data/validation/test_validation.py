@@ -148,6 +148,7 @@ FAULTS: dict[str, tuple[str, str, Callable[[Columns, int], None]]] = {
     "infinity": ("latents", "finite", lambda c, i: c["latent"][i].__setitem__(0, -np.inf)),
     "zero": ("latents", "zero", lambda c, i: c["latent"].__setitem__(i, [0.0] * DIM)),
     "norm": ("latents", "norm", lambda c, i: c["latent"].__setitem__(i, [1e3 + i, *c["latent"][i][1:]])),
+    "short": ("latents", "norm", lambda c, i: c["latent"].__setitem__(i, [x / (1e3 + i) for x in c["latent"][i]])),
     "outside": ("tokens", "token ids", lambda c, i: c["input_ids"][i].__setitem__(0, TOKENIZER.vocab_size)),
     "negative": ("tokens", "token ids", lambda c, i: c["input_ids"][i].__setitem__(0, -1)),
     "pad": ("tokens", "special tokens", lambda c, i: c["input_ids"][i].__setitem__(1, TOKENIZER.pad_id)),

@@ -116,7 +116,7 @@ def test_a_text_that_looks_like_a_path_is_a_text(client: TestClient, tmp_path: P
 def test_neighbours_lie_on_the_map_of_the_corpus(write_dataset: Any, tmp_path: Path) -> None:
     texts = [f"w{i} w{i + 1} w{i + 2}" for i in range(12)]
     run = make()
-    dataset = write_dataset(tmp_path, texts, ["train"] * 8 + ["test"] * 4, latents=run.encode(texts))
+    dataset = write_dataset(tmp_path, texts, ["test"] * 4 + ["train"] * 8, latents=run.encode(texts))
     on_disk = MMLDLM(dataclasses.replace(run.parts, dataset=dataset.directory), run.encoder)
     client = TestClient(application({"run": on_disk}), base_url=LOOPBACK)
     whole = client.get("/map/0").json()

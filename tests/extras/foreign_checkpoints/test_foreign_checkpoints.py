@@ -21,6 +21,7 @@ from torch import Tensor
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import CheckpointError, parse
 from mm_ldlm.extras.foreign_checkpoints import commands
+from mm_ldlm.extras.foreign_checkpoints.converting import _fitted
 from mm_ldlm.extras.foreign_checkpoints.exporting import write_model_pt
 from mm_ldlm.extras.foreign_checkpoints.importing import import_checkpoint
 from mm_ldlm.inference.exporting import source_of
@@ -174,6 +175,11 @@ def test_a_key_without_a_meaning_here_is_refused_by_its_name(
     path = folder(tmp_path / "theirs", ddit.weights(), settings)
     with refuses(CheckpointError, named):
         import_checkpoint(path, tmp_path / "run", timesteps="none", heads=2)
+
+
+def test_an_id_that_the_checkpoint_has_no_row_for_is_never_written() -> None:
+    bias = _fitted(torch.zeros(5), torch.Size([7]), name="bias", added=2, source=Path())
+    assert bias.softmax(dim=0)[5:].tolist() == [0, 0]
 
 
 # -- export and import again -------------------------------------------------------------------------------------------

@@ -278,6 +278,7 @@ def test_a_key_is_needed_for_everything_but_the_probes_and_the_page() -> None:
         for headers in (
             {},
             {"Authorization": "Bearer a-kez"},
+            {"Authorization": "Bearer a-ke"},
             {"Authorization": "Bearer ä".encode()},
             {"Authorization": "a-key"},
         ):

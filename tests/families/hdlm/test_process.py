@@ -42,6 +42,7 @@ def test_both_ends_of_time_are_exact_and_finite(gamma: float) -> None:
         assert bool(((found > 0) & found.isfinite()).all())
     below, above = Levels.at(torch.tensor([1 - 1e-9, 1 + 1e-9], dtype=torch.float64) * 1e-3, gamma=gamma).mask
     assert float(above / below) == pytest.approx(1, rel=1e-7), "where the series begins"
+    assert float(process(gamma=gamma).times(0.5, torch.arange(10_000), 10_000).max()) <= 1 - 1e-3
 
 
 @pytest.mark.parametrize("t", [1e-5, 9.99e-4, 0.2])
