@@ -18,6 +18,7 @@ from tests.data.latents.toy import content
 from mm_ldlm.core import ConfigurationError, SourceError, config, parse
 from mm_ldlm.data import engines
 from mm_ldlm.data.corpus import ingestion
+from mm_ldlm.data.corpus.cleaning import Counts, Merger
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.ingestion import conservation
 from mm_ldlm.data.corpus.record import comparison_form
@@ -119,6 +120,10 @@ def test_pitfall_35_near_duplicates_of_a_held_out_document_are_not_in_training(t
     assert {len(splits) for splits in first.values()} == {1}
     assert {"near_in_train", "near_in_test", "near_in_validation"} <= out.report["duplicates_by_kind"].keys()
     assert out.report["accepted"] > 60
+    again = Merger(parse(IngestionConfig, {"sources": [lines(tmp_path, *texts)], **keys}, at="ingestion"), Counts({}))
+    again.restore(out.records)  # as a run that continues does
+    near: Any = again.config.near_duplicates
+    assert all(again._near_split(near.signature(comparison_form(text)), -1) is not None for text in words)
 
 
 def test_a_text_that_is_whole_keeps_its_split_whatever_the_length_of_the_others(tmp_path: Path) -> None:
