@@ -1,15 +1,15 @@
-"""Target: sources of several files (layout, images, vectors) and paths that no reader can read."""
+"""Target: sources of several files (layout, vectors) and paths that no reader can read.
 
-import io
+A family with sources of several files has `DAMAGE` and `MAKERS` for their kinds in `tests/families/NAME/attack.py`.
+"""
+
+import importlib
 import json
 import os
 import random
 import re
 import socket
-import struct
-import tarfile
 import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,6 @@ DAMAGE: dict[str, tuple[str, ...]] = {
         "none", "escape", "escape", "link", "unlisted", "list_json", "list_json", "list_bytes", "missing_text",
         "bad_text", "zip", "zip_bytes", "zip_twice", "zip_escape", "zip_backslash", "listed_twice",
     ),
-    "image_folder": ("none", "image", "image", "escape", "caption", "bomb", "missing"),
-    "webdataset": ("none", "bytes", "names", "link", "json"),
     "vectors": ("none", "cells", "cells", "cells", "tensor", "rows", "shape", "type", "npy", "npy", "table_bytes"),
     "path": ("missing", "folder", "fifo", "link_loop", "not_utf8", "socket", "empty_file", "twice", "below", "odd_name"),
 }  # fmt: skip
@@ -55,18 +53,14 @@ def prepare() -> Any:
 
 
 def generate(draw: random.Random) -> dict[str, Any]:
-    from mm_ldlm.data.corpus.sources import SOURCES
-
-    kinds = [kind for kind in DAMAGE if kind in SOURCES or kind in ("vectors", "path")]  # of the installed families
-    kind = draw.choice(kinds)
+    kind = draw.choice(list(DAMAGE))
     return {"kind": kind, "damage": draw.choice(DAMAGE[kind]), "draw": draw.randrange(2**32)}
 
 
 def run(parameters: dict[str, Any], folder: Path, _: Any) -> str:
     kind, damage, draw = parameters["kind"], parameters["damage"], random.Random(parameters["draw"])
-    makers = {"layout": make_layout, "image_folder": make_images, "webdataset": make_tar, "path": make_path}
     if kind != "vectors":
-        source, written = makers[kind](damage, draw, folder)
+        source, written = MAKERS[kind](damage, draw, folder)
         return sources.ingested(folder, source, written, {})
     from mm_ldlm.data.encoders.base import side_store
     from mm_ldlm.data.store import ShardStore
@@ -81,7 +75,7 @@ def run(parameters: dict[str, Any], folder: Path, _: Any) -> str:
     return ending
 
 
-# -- layout, images and paths ------------------------------------------------------------------------------------------
+# -- layout and paths --------------------------------------------------------------------------------------------------
 
 
 def make_layout(damage: str, draw: random.Random, folder: Path) -> Made:
@@ -147,62 +141,6 @@ def _zip(root: Path, path: Path, damage: str, draw: random.Random, written: Writ
     return path
 
 
-def make_images(damage: str, draw: random.Random, folder: Path) -> Made:
-    rows = texts(draw, most=6)
-    lines: list[dict[str, Any]] = [{"image": f"{i}.png", "text": row} for i, row in enumerate(rows)]
-    for line in lines:
-        (folder / line["image"]).write_bytes(_png(draw))
-    written, chosen = Written.of([stored(row) for row in rows]), draw.choice(lines)
-    path = folder / chosen["image"]
-    match damage:
-        case "image":
-            damage_file(path, draw)
-        case "escape":
-            chosen["image"] = draw.choice(("/etc/hostname", "../x.png", "\x00", "x" * 300, "", ".", "\ud800"))
-        case "caption":
-            chosen[draw.choice(("text", "image"))] = draw.choice(HOSTILE)
-            written.whole = None
-        case "bomb":
-            path.write_bytes(_bomb())
-        case "missing":
-            path.unlink()
-    written.required = written.required if damage == "none" else set()
-    (folder / "captions.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    return {"kind": "image_folder", "path": str(folder / "captions.jsonl")}, written
-
-
-def make_tar(damage: str, draw: random.Random, folder: Path) -> Made:
-    rows, path = texts(draw, most=6), folder / "samples.tar"
-    written = Written.of([stored(row) for row in rows])
-    members: list[tuple[str, bytes]] = []
-    for i, row in enumerate(rows):
-        members += [(f"{i:04d}.png", _png(draw)), (f"{i:04d}.txt", row.encode())]
-    if damage == "json":
-        members.append((f"{len(rows) - 1:04d}.json", json.dumps(draw.choice(HOSTILE)).encode()))
-        written.whole = None
-    if damage == "names":
-        odd = ("../../x.png", "/etc/x.png", "x.png", "a" * 300 + ".png", ".png", "0000.PNG", "a\\b.png")
-        members.append((draw.choice(odd), _png(draw)))
-    with tarfile.open(path, draw.choice(("w", "w:gz"))) as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-        if damage == "link":
-            link = tarfile.TarInfo("0009.png")
-            link.type, link.linkname = (
-                draw.choice((tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)),
-                "/etc/hostname",
-            )
-            archive.addfile(link)
-    written.high += damage in ("names", "link")
-    written.required = written.required if damage == "none" else set()
-    if damage == "bytes":
-        path.write_bytes(damage_bytes(path.read_bytes(), draw))
-        written.unknown(0, 10**3)
-    return {"kind": "webdataset", "path": str(path)}, written
-
-
 def make_path(damage: str, draw: random.Random, folder: Path) -> Made:
     """A source whose path is missing, special, endless or not a name at all."""
     good, path = folder / "good.txt", folder / "source.txt"
@@ -229,26 +167,15 @@ def make_path(damage: str, draw: random.Random, folder: Path) -> Made:
             found = f"{folder}/{draw.choice(BELOW)}"
         case "odd_name":
             found = draw.choice(ODD_NAMES)
-    kinds = ("text", "text", "jsonl", "csv", "parquet", "arrow", "disk", "layout", "image_folder", "webdataset")
+    kinds = ("text", "text", "jsonl", "csv", "parquet", "arrow", "disk", *(kind for kind in MAKERS if kind != "path"))
     return {"kind": draw.choice(kinds), "path": found}, Written(0, 10**6)
 
 
-def _png(draw: random.Random) -> bytes:
-    from PIL import Image
-
-    sink = io.BytesIO()
-    Image.new(draw.choice(("L", "RGB", "P", "RGBA", "1")), (4, 4), draw.randrange(2)).save(sink, "png")
-    return sink.getvalue()
-
-
-def _bomb() -> bytes:
-    """A PNG of a few kilobytes that would decode to gigabytes."""
-    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(10**6))), (b"IEND", b""))
-    parts = [
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+MAKERS: dict[str, Any] = {"layout": make_layout, "path": make_path}
+for _file in sorted(Path(__file__).parents[1].glob("families/*/attack.py")):
+    _family = importlib.import_module(f"tests.families.{_file.parent.name}.attack")
+    DAMAGE |= _family.DAMAGE
+    MAKERS |= _family.MAKERS
 
 
 # -- vectors -----------------------------------------------------------------------------------------------------------

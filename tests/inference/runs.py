@@ -25,6 +25,8 @@ DIM, LENGTH, WORDS = 6, 12, 20
 MMDIT = {"kind": "mmdit", "dim": 32, "depth": 2, "heads": 2, "latent_tokens": 2}
 DIT = {"kind": "dit", "dim": 32, "depth": 2, "heads": 2}
 MULTIMODAL, TEXT = {"kind": "multimodal"}, {"kind": "text_diffusion"}
+WORD_TABLE, EXACT = ({"kind": f"tests.toy.toy_component:Toy{what}Config"} for what in ("Model", "Objective"))
+"""Independent words, whose likelihood is exact"""
 LATENTS = np.eye(4, DIM, dtype=np.float32)
 
 

@@ -103,14 +103,14 @@ def test_pitfall_10_every_fault_of_freezing_is_found(fault: Callable[..., None],
 
 
 def test_ids_of_noise_follow_those_of_the_tokenizer() -> None:
-    shape = DataShape(vocab_size=4, pad_id=4, mask_id=0, max_length=3, noise_ids=2, fields={"images": (2, 3, 1)})
+    shape = DataShape(vocab_size=4, pad_id=4, mask_id=0, max_length=3, noise_ids=2, fields={"sounds": (2, 3, 1)})
     assert (shape.first_noise_id, shape.num_ids, shape.word_ids) == (5, 7, [1, 2, 3])
-    assert (shape.dim("images"), shape.dim("latents")) == (6, 0)
+    assert (shape.dim("sounds"), shape.dim("latents")) == (6, 0)
 
 
 def test_data_without_what_a_model_reads_are_refused(refuses: Any) -> None:
-    with refuses(ConfigurationError, "latents", "images", "mine"):
-        DataShape(vocab_size=4, pad_id=0, mask_id=1, max_length=3, fields={"images": (2, 3, 1)}).require(
+    with refuses(ConfigurationError, "latents", "sounds", "mine"):
+        DataShape(vocab_size=4, pad_id=0, mask_id=1, max_length=3, fields={"sounds": (2, 3, 1)}).require(
             "latents", kind="mine"
         )
 

@@ -126,7 +126,7 @@ def test_a_run_answers_every_use_that_it_promises_and_each_row_alone(kind: str, 
         one, length = slice(row, row + 1), int(batch.valid_BL[row].sum())
         single = Batch(
             batch.tokens_BL[one, :length], batch.valid_BL[one, :length],
-            {name: value[one, :length] if name in ("token_states", "pair_tokens") else value[one]
+            {name: value[one, :length] if value.shape[1] == SHAPE.max_length else value[one]  # values of tokens
              for name, value in batch.fields.items()},
             rows[one], rows[one], global_size=1, global_tokens=length,
         )  # fmt: skip

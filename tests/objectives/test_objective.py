@@ -1,18 +1,19 @@
 """What every objective of the registry has to keep, in steps of each of its kinds."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from tests.components import OBJECTIVES_AND_OPTIONS, SHAPE, configs_of, labelled, model_options, random_batch, root_of
 from torch import Tensor
 
-from mm_ldlm.core import ConfigurationError, parse_kind
+from mm_ldlm.core import ConfigurationError, config, parse_kind
+from mm_ldlm.diffusion.process import TextProcessConfig, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import MODELS
 from mm_ldlm.models.parts import FreezingSnapshot, freeze, tagged_parameters
-from mm_ldlm.objectives.base import Batch, Losses
+from mm_ldlm.objectives.base import OBJECTIVES, Batch, Losses
 from mm_ldlm.objectives.capabilities import USES
 from mm_ldlm.objectives.root import TrainableRoot
 
@@ -210,3 +211,24 @@ def test_an_objective_accepts_the_models_of_its_interface_alone(kind: str, optio
                 assert found.kind in str(error)  # noqa: PT017
             else:
                 pytest.fail(f"{kind} accepts {other}")
+
+
+@config
+class FromStore(TextProcessConfig):
+    """A process that is made from a store of the dataset."""
+
+    kind: str = "tests.objectives.test_objective:FromStore"
+    stores: ClassVar[tuple[str, ...]] = ("memory",)
+
+    def build(self, vocabulary: Vocabulary, **stores: Any) -> Any:
+        return stores["memory"]
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_an_objective_asks_for_the_stores_of_its_process_or_refuses_it(kind: str) -> None:
+    try:
+        config, model = configs_of(kind, {"process": FromStore()})
+        config.capabilities(model)
+    except ConfigurationError:
+        return
+    assert "memory" in config.stores

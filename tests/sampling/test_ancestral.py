@@ -6,7 +6,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sampling.toys import MASK, Exact, agrees, build, canvas, constant, context, on, rows, sample, watching
+from tests.sampling.toys import (
+    MASK,
+    PROCESSES,
+    Exact,
+    agrees,
+    build,
+    canvas,
+    constant,
+    context,
+    on,
+    rows,
+    sample,
+    watching,
+)
 
 from mm_ldlm.core import SamplingError, parse_kind
 from mm_ldlm.diffusion.schedules import MASK_SCHEDULES
@@ -65,11 +78,11 @@ def test_pitfall_11_unmask_counts_follow_the_schedule(schedule: str) -> None:
 
 def test_pitfall_11_mask_and_pad_are_never_sampled() -> None:
     """[MASK], [PAD] and ids beyond the vocabulary have a logit of 50 against at most 0 for the words."""
-    for process in ("absorbing", "uniform", "gidd", "sedd", "d3pm"):
+    for process in map(build, PROCESSES):
         made = reverse_process(
             on(constant([0.6, 0.4]), canvas(*[50] * 20), process), text_sampler("ancestral", steps=3)
         )
-        if process == "sedd":  # scores of two words, so that words without noise of another one stay
+        if process.traits.predicts_scores:  # scores of two words, so that words without noise of another one stay
             assert made.tokens.max() < MASK
         else:
             assert set(made.tokens.unique().tolist()) == {0, 1}
@@ -100,7 +113,7 @@ def test_ddpm_cache_evaluates_each_state_once_and_refuses_a_model_of_the_time() 
 
 
 def test_temperature_and_filters_apply_to_the_estimate_of_the_text() -> None:
-    for process in ("absorbing", "uniform", "gidd"):
+    for process in PROCESSES:
         certain, few = (
             reverse_process(on(context(), canvas(*[9] * 5), process), text_sampler("ancestral", steps=4, **settings))
             for settings in ({"temperature": 0.0}, {"top_k": 1})

@@ -7,16 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sampling.toys import build, canvas, conforms, context, on, overfit, rebuilds
+from tests.sampling.toys import PROCESSES, build, canvas, conforms, context, on, overfit, rebuilds
 
 from mm_ldlm.core import ConfigurationError, SamplingError, check, to_dict
-from mm_ldlm.diffusion.process import TEXT_PROCESSES
 from mm_ldlm.sampling.limits import Length
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, default_text_sampler, latent_sampler, text_sampler
 
 INNER = {"blocks": {"block_length": 3, "inner": {"kind": "confidence", "steps": 2, "temperature": 1.0}}}
-PROCESSES = [name for name in TEXT_PROCESSES if not TEXT_PROCESSES.find(name, at="").stores]
-"""Processes that are made from no store of a dataset"""
 
 
 def made(kind: str, **settings: Any) -> Any:

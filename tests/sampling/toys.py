@@ -17,6 +17,8 @@ from mm_ldlm.sampling.traces import WORDS as MOST_PROBABLE
 from mm_ldlm.sampling.traces import Recorder
 
 WORDS, MASK, PAD = 8, 8, 9
+PROCESSES = [name for name in TEXT_PROCESSES if not TEXT_PROCESSES.find(name, at="").stores]
+"""Processes that are made from no store of a dataset"""
 HEAD = 12
 """Columns of the logits: [MASK], [PAD] and ids beyond the vocabulary have some, as in a padded head"""
 VOCABULARY = Vocabulary(vocab_size=10, pad_id=PAD, mask_id=MASK)

@@ -119,7 +119,7 @@ def spec(
 def partner(objective: Any, options: Mapping[str, Any]) -> Any:
     """Return a tiny model that an objective can train: of the kind in `options`, or the first of the registry."""
     for kind in [options["kind"]] if "kind" in options else MODELS:
-        has = {field.name for field in dataclasses.fields(MODELS.load(kind))}
+        has = {field.name for field in dataclasses.fields(MODELS.find(kind, at="model"))}
         small = {name: value for name, value in SIZE.items() if name in has}
         model = parse_kind(MODELS, {**small, **options, "kind": kind}, at="model")
         try:

@@ -72,7 +72,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(case: str, tmp_path: Path, re
     if case == "nothing":
         path = tmp_path / "nowhere"
     elif case == "another model":
-        more = {"kind": "autoregressive"}
+        more = {"kind": "multimodal"}
     else:
         rewrite(path / "ema.safetensors", lambda tensors: next(iter(tensors.values())).fill_(torch.nan))
     with refuses(CheckpointError, path.name):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.inference.runs import EXACT, WORD_TABLE
 from tests.training import task
 
 from mm_ldlm.objectives.base import OBJECTIVES
@@ -42,13 +43,12 @@ def test_pitfall_20_the_averages_are_validated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 20])
 def test_the_batch_size_of_the_validation_changes_only_the_noise_of_its_batches(size: int, tmp_path: Path) -> None:
-    """An autoregressive model has no noise, so that its losses are equal to rounding."""
-    spec = task.spec("autoregressive", validate_every=1, validation_examples=20, validation_batch=size)
+    """An exact likelihood has no noise, so that its losses are equal to rounding."""
+    spec = task.spec(EXACT, model=WORD_TABLE, validate_every=1, validation_examples=20, validation_batch=size)
     run = task.built(spec, tmp_path)
     task.train_until(run, 2)
-    whole = Validation(
-        task.data(spec).train, run.learner, task.spec("autoregressive", validation_examples=20), task.ALONE
-    )
+    at_once = task.spec(EXACT, model=WORD_TABLE, validation_examples=20)
+    whole = Validation(task.data(spec).train, run.learner, at_once, task.ALONE)
     assert run.validate(2)["loss"] == pytest.approx(whole(2)["loss"], rel=1e-5)
 
 

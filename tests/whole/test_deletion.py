@@ -1,7 +1,10 @@
 """Families are deletable: without the folders of some, their layers and their tests, everything else stays green."""
 
+import ast
+import functools
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,24 +24,58 @@ CHECKS = {
 }
 
 
-def layers_of(family: str) -> list[Path]:
-    """List the layers of the configuration that choose a kind, a section or a function of a family."""
+@functools.cache
+def configuration() -> dict[Path, list[Any]]:
+    """Read the files of each layer of the configuration."""
+    folders = sorted(each for each in (PROJECT / "conf").iterdir() if each.is_dir())
+    return {each: [yaml.safe_load(path.read_text("utf-8")) or {} for path in each.rglob("*.yml")] for each in folders}
+
+
+def names_of(family: str) -> set[str]:
+    """List the names of a family and of its components."""
     components = importlib.import_module(f"mm_ldlm.families.{family}").COMPONENTS
-    kinds = {name for names in components.values() for name in names}
+    return {family, *(name for names in components.values() for name in names)}
+
+
+def layers_of(family: str) -> set[Path]:
+    """List the layers that choose a kind, a section or a function of a family, and those that compare such layers."""
+    sections = importlib.import_module(f"mm_ldlm.families.{family}").COMPONENTS.get("sections", {})
+    known, found = names_of(family), set[Path]()
 
     def names(tree: Any) -> bool:
         if isinstance(tree, dict):
-            return tree.get("kind") in kinds or any(map(names, tree.values()))
+            chosen = tree.get("kind") in known or tree.get("env") in {each.name for each in found}
+            return chosen or any(map(names, tree.values()))
         if isinstance(tree, list):
             return any(map(names, tree))
         return isinstance(tree, str) and tree.startswith(f"mm_ldlm.families.{family}.")
 
-    found = []
-    for folder in sorted(each for each in (PROJECT / "conf").iterdir() if each.is_dir() and each.name != "base"):
-        trees = [yaml.safe_load(path.read_text(encoding="utf-8")) or {} for path in folder.rglob("*.yml")]
-        if any(names(tree) or components.get("sections", {}).keys() & tree.keys() for tree in trees):
-            found.append(folder)
+    for layer, trees in [*configuration().items()] * 2:  # twice, because a comparison may come before what it compares
+        if any(names(tree) or sections.keys() & tree.keys() for tree in trees):
+            found.add(layer)
     return found
+
+
+def test_nothing_outside_a_family_names_what_belongs_to_it() -> None:
+    """Except words that names in the core's own code consist of: "uniform" is a family's process and a loss of the core."""
+    files = [path for room in ("src", "tests") for path in (PROJECT / room).rglob("*.py")]
+    texts = {path: path.read_text("utf-8") for path in files if Path(__file__).parent not in path.parents}
+    words, found = set[str](), set[str]()
+    for path in texts:
+        if path.is_relative_to(PROJECT / "src") and "families" not in path.parts:
+            for node in ast.walk(ast.parse(texts[path])):
+                words |= {
+                    word for key in ("id", "attr", "arg", "name") for word in str(getattr(node, key, "")).split("_")
+                }
+    named = {path: {*re.findall(r'(?<="|\+)\w+(?=\+\w|")|(?<=families\.)\w+', text)} for path, text in texts.items()}
+    for family in FAMILIES:
+        layers = {each.name for each in layers_of(family)}
+        assert "base" not in layers, family
+        names = (names_of(family) | layers) - words
+        for path in texts:
+            if family not in path.parts and names & named[path]:
+                found.add(f"{path.relative_to(PROJECT)} names {', '.join(names & named[path])} of {family}")
+    assert not found, "\n".join(sorted(found))
 
 
 @pytest.mark.slow

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.environments import loader, parameters
+from tests.environments import ENVIRONMENTS, loader, parameters
+from tests.environments import layer as layer_of
 
 from mm_ldlm.app.config_loader import merge
 from mm_ldlm.app.parameters import check_parameters
 from mm_ldlm.core import ConfigurationError, parse
+from mm_ldlm.core.kinds import contributed
 from mm_ldlm.extras.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
 from mm_ldlm.extras.comparison.plan import environment_of, params_of, plan
 
@@ -31,7 +33,7 @@ def sessions(compared: ComparisonConfig, /, env: str = "test", **params: Any) ->
 
 def test_learning_rates_cannot_be_chosen_without_a_validation_loss() -> None:
     with pytest.raises(ConfigurationError, match="validate_every"):
-        sessions(config({"name": "a", "env": "ar"}, learning_rates=[1e-3]), training={"validate_every": 0})
+        sessions(config({"name": "a", "env": "mdlm"}, learning_rates=[1e-3]), training={"validate_every": 0})
 
 
 # -- layers and parameters ---------------------------------------------------------------------------------------------
@@ -64,10 +66,10 @@ def test_layers_of_a_member_lie_between_the_others_and_those_above(
 def test_every_member_and_seed_is_a_session_in_its_own_folder(
     budget: Any, label: str, training: dict[str, Any]
 ) -> None:
-    members = ({"name": "a", "env": "ar"}, {"name": "b", "env": "mdlm", "seeds": [7]})
+    members = ({"name": "a", "env": "mdlm"}, {"name": "b", "env": "l2t", "seeds": [7]})
     found = sessions(config(*members, seeds=[0, 3], budget=budget))
     assert [(each["member"], each["seed"], each["environment"]) for each in found] == [
-        ("a", 0, "ar+test"), ("a", 3, "ar+test"), ("b", 7, "mdlm+test")
+        ("a", 0, "mdlm+test"), ("a", 3, "mdlm+test"), ("b", 7, "l2t+test")
     ]  # fmt: skip
     for each in found:
         place = Path(each["folder"])
@@ -80,7 +82,7 @@ def test_every_member_and_seed_is_a_session_in_its_own_folder(
 
 
 def test_every_learning_rate_is_a_session_of_its_own_beside_the_others() -> None:
-    found = sessions(config({"name": "a", "env": "ar"}, seeds=[0, 3], learning_rates=[1e-3, 3e-3]))
+    found = sessions(config({"name": "a", "env": "mdlm"}, seeds=[0, 3], learning_rates=[1e-3, 3e-3]))
     assert [each["params"]["training"] for each in found] == [
         {"seed": seed, "optimizer": {"lr": rate}} for rate in (1e-3, 3e-3) for seed in (0, 3)
     ]
@@ -88,7 +90,7 @@ def test_every_learning_rate_is_a_session_of_its_own_beside_the_others() -> None
 
 
 def test_parameters_of_the_command_line_are_below_the_members_and_of_every_member() -> None:
-    members = ({"name": "a", "env": "ar", "params": {"model.dim": 32, "training": {"seed": 0}}}, {"name": "b"})
+    members = ({"name": "a", "env": "mdlm", "params": {"model.dim": 32, "training": {"seed": 0}}}, {"name": "b"})
     given: dict[str, Any] = {
         "model": {"dim": 64, "heads": 4},
         "comparison": {"jobs": 2},
@@ -138,9 +140,9 @@ def test_what_the_comparison_sets_is_no_parameter_of_a_member(params: Any, refus
 
 def test_every_member_with_a_problem_is_named_and_none_hides_another(refuses: Callable[..., Any]) -> None:
     members = (
-        {"name": "good", "env": "ar"},
+        {"name": "good", "env": "mdlm"},
         {"name": "unknown", "params": {"modle.dim": 3}},
-        {"name": "unfit", "env": "ar", "params": {"objective": {"kind": "multimodal"}}},
+        {"name": "unfit", "env": "mdlm", "params": {"objective": {"kind": "multimodal"}}},
     )
     with refuses(ConfigurationError, "'unknown'", "'unfit'"):
         sessions(config(*members))
@@ -154,8 +156,8 @@ def test_trainings_that_end_within_their_warmup_are_refused_together(
     tmp_path: Path, write_dataset: Callable[..., Any], refuses: Callable[..., Any]
 ) -> None:
     write_dataset(tmp_path / "made", ["a b c d"] * 40, splits=["train"] * 30 + ["test"] * 10)
-    warmed = {"name": "warmed", "env": "ar", "params": {"training.optimizer.warmup_steps": 5}}
-    members = ({"name": "first", "env": "mdlm"}, {"name": "second", "env": "ar"}, warmed)
+    warmed = {"name": "warmed", "env": "mdlm", "params": {"training.optimizer.warmup_steps": 5}}
+    members = ({"name": "first", "env": "mdlm"}, {"name": "second", "env": "mdlm"}, warmed)
 
     def planned(tokens: int) -> list[dict[str, Any]]:
         training = {"batch": {"tokens": None, "examples": 10}, "optimizer": {"warmup_steps": 4}}
@@ -192,7 +194,7 @@ def test_contradictions_are_refused(given: dict[str, Any], refuses: Callable[...
 
 SUBJECT = (
     "model.", "objective.", "sampling.text.", "sampling.unconditional.text.", "sampling.tasks.", "sanity.",
-    "comparison.", "ccdd.", "hdlm.",
+    "comparison.", *(f"{name}." for name, path in contributed("sections").items() if ".families." in path),
 )  # fmt: skip
 """Sections that members may differ in: the system, and its sampler, of which the kind and the steps are compared"""
 
@@ -216,7 +218,9 @@ def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("layer", ["compare_text", "compare_latent", "compare_atat"])
+@pytest.mark.parametrize(
+    "layer", [name for name in ENVIRONMENTS if "comparison" in layer_of(name) and name not in ("base", "test")]
+)
 def test_members_differ_in_the_system_alone(layer: str) -> None:
     members = resolved(layer)
     shared = [
@@ -231,9 +235,3 @@ def test_members_differ_in_the_system_alone(layer: str) -> None:
     samplers = [each["sampling"].unconditional.text for each in typed]
     assert len({getattr(sampler, "steps", None) for sampler in samplers} - {None}) == 1
     assert len({sampler.temperature for sampler in samplers}) == 1
-
-
-def test_the_latent_comparison_trains_one_model_in_one_and_in_all_directions() -> None:
-    both, one = (flat({key: resolved("compare_latent")[name][key] for key in ("model", "objective")})
-                 for name in ("multimodal", "l2t"))  # fmt: skip
-    assert {key for key in both if both[key] != one[key]} == {"objective.mode"}

@@ -42,7 +42,7 @@ def ended(
 ) -> tuple[Session, Outcome]:
     """A session below `root` and its outcome: with `rows` its run scored these sentences, without them it failed."""
     folder = root / member / ("" if rate is None else f"lr-{rate}") / f"seed-{seed}"
-    kinds = {"model": {"kind": "causal"}, "objective": {"kind": "autoregressive"}}
+    kinds = {"model": {"kind": "dit"}, "objective": {"kind": "text_diffusion"}}
     kinds["training"] = {"optimizer": {"lr": rate}}
     paths = {name: str(folder / name) for name in PATHS}
     session = Session(member, seed, f"{member}+test", {}, "f", kinds, str(folder), paths, {}, rate)
@@ -104,61 +104,61 @@ def test_a_member_keeps_the_learning_rate_with_the_lowest_validation_loss_of_its
 def test_a_row_shows_what_its_session_used_and_scored(tmp_path: Path) -> None:
     one, two = costs(2.0), costs(2.3, 1)
     found = results_of(
-        ended(tmp_path, "ar", rows=one),
-        ended(tmp_path, "mdlm", rows=two, metrics={"nll.exact": 0.0}),
+        ended(tmp_path, "first", rows=one),
+        ended(tmp_path, "second", rows=two, metrics={"nll.exact": 0.0}),
         budget={"tokens": 9},
     )
-    ar, mdlm = found["rows"]
+    first, second = found["rows"]
     facts = {"parameters": 1234, "steps": 20, "tokens": 2000, "training_seconds": 40, "tokens_per_second": 50}
-    kinds = {"environment": "ar+test", "model": "causal", "objective": "autoregressive", "status": "finished"}
+    kinds = {"environment": "first+test", "model": "dit", "objective": "text_diffusion", "status": "finished"}
     scores = {"likelihood": "exact", "entropy": 2.0, "session_seconds": 12.5, "seed": "0"}
-    assert ar.items() >= (facts | kinds | scores).items()
-    assert (mdlm["member"], mdlm["likelihood"]) == ("mdlm", "NELBO")
-    assert ar["nats_per_token"] == pytest.approx(cost_of([one]))
-    assert (ar["nats_per_token_low"], ar["nats_per_token_high"]) == pytest.approx(
+    assert first.items() >= (facts | kinds | scores).items()
+    assert (second["member"], second["likelihood"]) == ("second", "NELBO")
+    assert first["nats_per_token"] == pytest.approx(cost_of([one]))
+    assert (first["nats_per_token_low"], first["nats_per_token_high"]) == pytest.approx(
         (cost_of([one]) - 0.1, cost_of([one]) + 0.1)
     )
-    assert (REPORTS / ar["report"]).resolve() == tmp_path / "ar/seed-0/report"
-    assert (found["budget"], found["baseline"], found["seeds"]) == ("9 tokens seen", "ar", [0])
+    assert (REPORTS / first["report"]).resolve() == tmp_path / "first/seed-0/report"
+    assert (found["budget"], found["baseline"], found["seeds"]) == ("9 tokens seen", "first", [0])
     assert found["curves"][0] == {
-        "run": "ar, seed 0", "member": "ar", "curves": {"text_nll": [(1000, 0.3), (2000, 0.15)]}
+        "run": "first, seed 0", "member": "first", "curves": {"text_nll": [(1000, 0.3), (2000, 0.15)]}
     }  # fmt: skip
 
 
 def test_the_difference_to_the_baseline_is_paired_by_sentence(tmp_path: Path) -> None:
     one, two = costs(2.0), costs(2.3, 1)
-    runs = ended(tmp_path, "ar", rows=one), ended(tmp_path, "mdlm", rows=two.sample(frac=1, random_state=0))
+    runs = ended(tmp_path, "first", rows=one), ended(tmp_path, "second", rows=two.sample(frac=1, random_state=0))
     found = results_of(*runs, replicates=4000)
     drawn = np.random.default_rng(9).integers(0, COUNT, size=(4000, COUNT))
     ends = np.quantile((two["nll"] - one["nll"]).to_numpy()[drawn].sum(1) / TOKENS[drawn].sum(1), [0.025, 0.975])
-    ar, mdlm = found["rows"]
-    assert mdlm["difference"] == pytest.approx(cost_of([two]) - cost_of([one]))
-    assert (mdlm["difference_low"], mdlm["difference_high"]) == pytest.approx(tuple(ends), abs=0.004)
-    assert mdlm["difference_unit"] == "nats per token"
-    assert "difference" not in ar, "the baseline differs from nobody"
-    named = results_of(*runs, baseline="mdlm", replicates=4000)
-    assert set(named["paired"]) == {"ar"}
-    assert named["rows"][0]["difference"] == pytest.approx(-mdlm["difference"])
+    first, second = found["rows"]
+    assert second["difference"] == pytest.approx(cost_of([two]) - cost_of([one]))
+    assert (second["difference_low"], second["difference_high"]) == pytest.approx(tuple(ends), abs=0.004)
+    assert second["difference_unit"] == "nats per token"
+    assert "difference" not in first, "the baseline differs from nobody"
+    named = results_of(*runs, baseline="second", replicates=4000)
+    assert set(named["paired"]) == {"first"}
+    assert named["rows"][0]["difference"] == pytest.approx(-second["difference"])
 
 
 def test_pitfall_40_intervals_cover_seeds_and_sentences(tmp_path: Path) -> None:
     """The cost of a seed moves by 0.3 nats; over sentences alone the interval would be a tenth of that."""
-    nats = {"ar": (2.0, 2.3, 2.6), "mdlm": (2.1, 2.5, 2.6, 9.0)}
+    nats = {"first": (2.0, 2.3, 2.6), "second": (2.1, 2.5, 2.6, 9.0)}
     rows = {name: [costs(value, 10 * i + len(name)) for i, value in enumerate(some)] for name, some in nats.items()}
     found = results_of(*(ended(tmp_path, name, seed, one) for name in rows for seed, one in enumerate(rows[name])))
     assert [row["seed"] for row in found["rows"]] == ["0", "1", "2", "all", "0", "1", "2", "3", "all"]
-    ar, mdlm = (row for row in found["rows"] if row["seed"] == "all")
-    assert ar["nats_per_token"] == pytest.approx(cost_of(rows["ar"]))
-    assert ar["nats_per_token_high"] - ar["nats_per_token_low"] > 0.3
-    assert ar.items() >= {"entropy": 3.0, "parameters": 1234.0, "likelihood": "exact"}.items()
-    assert found["paired"]["mdlm"]["seeds"] == [0, 1, 2], "those that both have"
-    assert mdlm["difference"] == pytest.approx(cost_of(rows["mdlm"][:3]) - cost_of(rows["ar"]))
+    first, second = (row for row in found["rows"] if row["seed"] == "all")
+    assert first["nats_per_token"] == pytest.approx(cost_of(rows["first"]))
+    assert first["nats_per_token_high"] - first["nats_per_token_low"] > 0.3
+    assert first.items() >= {"entropy": 3.0, "parameters": 1234.0, "likelihood": "exact"}.items()
+    assert found["paired"]["second"]["seeds"] == [0, 1, 2], "those that both have"
+    assert second["difference"] == pytest.approx(cost_of(rows["second"][:3]) - cost_of(rows["first"]))
     assert all("difference" not in row for row in found["rows"] if row["seed"] != "all")
 
 
 def test_more_members_and_fewer_seeds_prove_less(tmp_path: Path) -> None:
     runs = {name: [ended(tmp_path, name, seed, costs(2.0 + 0.05 * number + 0.01 * seed * (-1) ** number, 10 * number + seed))
-                   for seed in (0, 1, 2)] for number, name in enumerate(("ar", "b", "c", "d"))}  # fmt: skip
+                   for seed in (0, 1, 2)] for number, name in enumerate(("first", "b", "c", "d"))}  # fmt: skip
 
     def judged(members: str, seeds: int = 3) -> dict[str, Any]:
         found = results_of(*(run for name in members.split() for run in runs[name][:seeds]))["paired"]
@@ -166,18 +166,18 @@ def test_more_members_and_fewer_seeds_prove_less(tmp_path: Path) -> None:
             name: each["differences"]["likelihood"]["differences"]["nats_per_token"] for name, each in found.items()
         }
 
-    alone = {name: judged(f"ar {name}")[name]["p"] for name in "bcd"}
+    alone = {name: judged(f"first {name}")[name]["p"] for name in "bcd"}
     first, *others = sorted(alone, key=alone.__getitem__)
-    together = judged("ar b c d")
+    together = judged("first b c d")
     assert together[first]["p"] == pytest.approx(min(1, 3 * alone[first]))
     assert all(alone[name] <= together[name]["p"] <= 3 * alone[name] for name in others)
-    assert {(each["p"], each["verdict"]) for each in judged("ar b c d", seeds=1).values()} == {(None, "one seed")}
+    assert {(each["p"], each["verdict"]) for each in judged("first b c d", seeds=1).values()} == {(None, "one seed")}
 
 
 def test_means_are_of_the_numbers_that_all_seeds_have_and_of_no_ends_of_intervals(tmp_path: Path) -> None:
     more = {"perplexity": 10.0, "perplexity.low": 9.0, "l2t.bleu": 5.0}
-    runs = [ended(tmp_path, "ar", seed, costs(2.0, seed), more if seed else {"perplexity": 20.0}) for seed in (0, 1)]
-    (tmp_path / "ar/seed-0/runs/run-a/evaluation/likelihood_rows.parquet").unlink()
+    runs = [ended(tmp_path, "first", seed, costs(2.0, seed), more if seed else {"perplexity": 20.0}) for seed in (0, 1)]
+    (tmp_path / "first/seed-0/runs/run-a/evaluation/likelihood_rows.parquet").unlink()
     mean = results_of(*runs)["rows"][-1]
     assert mean["perplexity"] == 15.0
     assert not {"bleu", "perplexity_low", "nats_per_token_low"} & {*mean}, "nor an interval without all sentences"
@@ -188,24 +188,26 @@ def test_means_are_of_the_numbers_that_all_seeds_have_and_of_no_ends_of_interval
 
 def test_failed_sessions_are_reported_and_left_out_of_the_differences(tmp_path: Path) -> None:
     runs = [
-        ended(tmp_path, name, seed, costs(nats, seed)) for name, nats in (("ar", 2.0), ("mdlm", 2.3)) for seed in (0, 1)
+        ended(tmp_path, name, seed, costs(nats, seed))
+        for name, nats in (("first", 2.0), ("second", 2.3))
+        for seed in (0, 1)
     ]
-    failed = ended(tmp_path / "f", "ar", 0), ended(tmp_path / "f", "mdlm", 1)
+    failed = ended(tmp_path / "f", "first", 0), ended(tmp_path / "f", "second", 1)
     found = results_of(failed[0], runs[1], runs[2], failed[1])
-    assert "no seed is finished by both" in found["paired"]["mdlm"]["left_out"]
+    assert "no seed is finished by both" in found["paired"]["second"]["left_out"]
     assert [(each["member"], each["seed"], each["reason"]) for each in found["failed"]] == [
-        ("ar", 0, "Error: <why>\n(exit code 1)"), ("mdlm", 1, "Error: <why>\n(exit code 1)")
+        ("first", 0, "Error: <why>\n(exit code 1)"), ("second", 1, "Error: <why>\n(exit code 1)")
     ]  # fmt: skip
     assert [row["status"] for row in found["rows"]] == ["failed", *["finished"] * 3, "failed", "finished"]
-    assert (REPORTS / found["failed"][0]["log"]).resolve() == tmp_path / "f/ar/seed-0/log.txt"
+    assert (REPORTS / found["failed"][0]["log"]).resolve() == tmp_path / "f/first/seed-0/log.txt"
     found = results_of(failed[0], runs[1], runs[2], runs[3])
-    assert found["paired"]["mdlm"]["seeds"] == [1]
+    assert found["paired"]["second"]["seeds"] == [1]
 
 
 def test_members_without_shared_sentences_or_scores_have_no_difference(tmp_path: Path) -> None:
     other, none = costs(2.3).assign(id=lambda rows: "other " + rows["id"]), ended(tmp_path, "none", rows=costs(2.0))
     (tmp_path / "none/seed-0/runs/run-a/evaluation/likelihood_rows.parquet").unlink()
-    found = results_of(ended(tmp_path, "ar", rows=costs(2.0)), ended(tmp_path, "other", rows=other), none)
+    found = results_of(ended(tmp_path, "first", rows=costs(2.0)), ended(tmp_path, "other", rows=other), none)
     assert "share" in found["paired"]["other"]["left_out"]
     assert "no scores of the same kind" in found["paired"]["none"]["left_out"]
     assert len(found["runs"]) == 3
@@ -222,17 +224,17 @@ def test_a_comparison_fails_only_where_all_members_failed() -> None:
 
 
 def test_the_page_shows_runs_failures_differences_and_curves(tmp_path: Path) -> None:
-    runs = [ended(tmp_path, name, rows=costs(nats, 1)) for name, nats in (("ar", 2.0), ("mdlm", 2.3))]
+    runs = [ended(tmp_path, name, rows=costs(nats, 1)) for name, nats in (("first", 2.0), ("second", 2.3))]
     found = results_of(*runs, ended(tmp_path, "broken"), budget={"seconds": 90.0})
     text, figures = report(json.loads(json.dumps(found)), title="T", smoothing=0.5)
     page = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     for text in (
-        "Comparison of 3 models", "90 seconds of training", "2 of 3 runs", "The baseline is ar", "1,234", "Failed runs",
-        "Error: &lt;why&gt;", "mdlm − ar", "Likelihood, paired on 60 sentences", "no seed is finished by both",
+        "Comparison of 3 models", "90 seconds of training", "2 of 3 runs", "The baseline is first", "1,234", "Failed runs",
+        "Error: &lt;why&gt;", "second − first", "Likelihood, paired on 60 sentences", "no seed is finished by both",
         "Learning curves",
     ):  # fmt: skip
         assert text in page, text
-    difference = next(row for row in found["rows"] if row["member"] == "mdlm")["difference"]
+    difference = next(row for row in found["rows"] if row["member"] == "second")["difference"]
     assert f"{difference:.3f}" in page
     assert figures.keys() == {"plot_members_scores", "plot_members_curves", "plot_members_differences"}
     assert list(figures["plot_members_differences"].data[0]["x"]) == [difference]

@@ -27,6 +27,7 @@ from mm_ldlm.extras.foreign_checkpoints.importing import import_checkpoint
 from mm_ldlm.inference.exporting import source_of
 from mm_ldlm.inference.loading import load_run
 from mm_ldlm.models.base import DataShape
+from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training import loop
 from mm_ldlm.training.checkpoints import folder as checkpoints
 
@@ -166,7 +167,7 @@ def test_a_lightning_checkpoint_gives_its_configuration_and_averages_without_its
         ({"algo": {"name": "mdlm", "T": 1000}}, "algo.T"),
         ({"algo": {"causal_attention": True}}, "causal_attention"),
         ({"noise": {"type": "cosine"}}, "noise.type"),
-        ({"algo": {"name": "mdlm", "parameterization": "d3pm"}}, "d3pm"),
+        ({"algo": {"name": "mdlm", "parameterization": "score"}}, "score"),
     ],
 )
 def test_a_key_without_a_meaning_here_is_refused_by_its_name(
@@ -185,7 +186,7 @@ def test_an_id_that_the_checkpoint_has_no_row_for_is_never_written() -> None:
 # -- export and import again -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["multimodal", "text_diffusion", "autoregressive"])
+@pytest.mark.parametrize("kind", OBJECTIVES.known)
 def test_export_and_import_return_the_same_bits(
     kind: str, trained: Callable[[str], Path], tmp_path: Path, refuses: Callable[..., Any]
 ) -> None:
@@ -229,7 +230,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
         {"state_dict": weights(), "ema": {"shadow_params": [torch.ones(3)]}}, path / "model.pt"
     ),
     "no tensors": lambda path: torch.save({"a": 1}, path / "model.pt"),
-    "another process": lambda path: (path / "config.yaml").write_text("model: {diffusion_process: gidd}"),
+    "another process": lambda path: (path / "config.yaml").write_text("model: {diffusion_process: other}"),
     "no reference": lambda path: torch.save({"tokens": torch.ones(2, 3)}, path / "reference.pt"),
     "no settings": lambda path: (path / "config.yaml").unlink(),
     "no YAML": lambda path: (path / "config.yaml").write_text("a: [\nb"),

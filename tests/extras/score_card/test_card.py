@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.data.corpus.examples import word_tokenizer
 from tests.inference import runs
-from tests.inference.runs import DIT, MULTIMODAL, TEXT, write_run
+from tests.inference.runs import DIT, EXACT, MULTIMODAL, TEXT, WORD_TABLE, write_run
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import ConfigurationError, EvaluationError, parse
@@ -27,7 +27,6 @@ from mm_ldlm.extras.score_card.mauve import divergence_area, mauve
 from mm_ldlm.extras.score_card.report import latex, markdown, tables
 from mm_ldlm.extras.score_card.rows import at_entropy
 
-CAUSAL = {"kind": "causal", "dim": 32, "depth": 2, "heads": 2}
 SAMPLER = {"kind": "ancestral", "steps": 3}
 TEXTS = [" ".join(f"w{(3 * i + j * j) % 20}" for j in range(2 + i % 7)) for i in range(60)]
 
@@ -45,7 +44,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "mdlm": write_run(root / "mdlm", model=DIT, objective=TEXT),
         "again": write_run(root / "again", model=DIT, objective=TEXT),
-        "ar": write_run(root / "ar", model=CAUSAL, objective={"kind": "autoregressive"}),
+        "toy": write_run(root / "toy", model=WORD_TABLE, objective=EXACT),
         "imported": write_run(root / "imported", model=DIT, objective={**TEXT, "length_weight": 0.0}),
         "embeds": write_run(root / "embeds", objective={**MULTIMODAL, "mode": "t2l"}),
     }
@@ -93,13 +92,13 @@ def reasons(found: dict[str, Any], name: str) -> dict[str, str]:
 def test_numbers_are_those_of_the_suites(
     written: dict[str, Path], carded: Callable[..., Any], dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = {name: written[name] for name in ("ar", "mdlm")}
-    found = carded(rows, judge=written["ar"])
+    rows = {name: written[name] for name in ("toy", "mdlm")}
+    found = carded(rows, judge=written["toy"])
     for name, path in rows.items():
         model, one = MMLDLM.from_run(path), cells(found, name)
         drawn = model.generate(40, seed=3, **({"sampler": {**SAMPLER, "temperature": 1.0}} if name == "mdlm" else {}))
         given = Evaluation(
-            model, dataset, {"unconditional": drawn.to_frame().assign(tokens=drawn.tokens)}, evaluation(rows["ar"]), 3
+            model, dataset, {"unconditional": drawn.to_frame().assign(tokens=drawn.tokens)}, evaluation(rows["toy"]), 3
         )
         costs, _ = suites()["likelihood"].evaluate(given)
         texts, _ = suites()["generation"].evaluate(given)
@@ -117,21 +116,21 @@ def test_numbers_are_those_of_the_suites(
         (point,) = (point for point in curve if point["temperature"] == 1)
         assert point["perplexity"] == pytest.approx(made["perplexity"], rel=1e-12)
     nll = {name: MMLDLM.from_run(path).score(TEXTS[10:], draws=2, seed=3) for name, path in rows.items()}
-    characters, words = sum(map(len, TEXTS[10:])), sum(nll["ar"].tokens)
-    ar, mdlm = cells(found, "ar"), cells(found, "mdlm")
-    assert (ar["kind"], mdlm["kind"]) == ("exact", "NELBO")
+    characters, words = sum(map(len, TEXTS[10:])), sum(nll["toy"].tokens)
+    toy, mdlm = cells(found, "toy"), cells(found, "mdlm")
+    assert (toy["kind"], mdlm["kind"]) == ("exact", "NELBO")
     assert mdlm["bits_per_character"]["value"] == pytest.approx(nll["mdlm"].nll.sum() / math.log(2) / characters)
     assert mdlm["word_perplexity"]["value"] == pytest.approx(math.exp(nll["mdlm"].nll.sum() / words))
-    assert mdlm["difference"]["value"] == pytest.approx((nll["mdlm"].nll - nll["ar"].nll).sum() / words)
+    assert mdlm["difference"]["value"] == pytest.approx((nll["mdlm"].nll - nll["toy"].nll).sum() / words)
     monkeypatch.setattr(module, "score", None)  # an equal protocol computes nothing again
-    assert carded(rows, judge=written["ar"]) == found
-    assert carded({"alone": rows["mdlm"]}, judge=written["ar"])["rows"][0]["cells"].items() >= {
+    assert carded(rows, judge=written["toy"]) == found
+    assert carded({"alone": rows["mdlm"]}, judge=written["toy"])["rows"][0]["cells"].items() >= {
         "nats_per_token": mdlm["nats_per_token"], "seconds_per_1000": mdlm["seconds_per_1000"]
     }.items()  # fmt: skip
 
 
 def test_a_glob_is_one_row_over_all_of_its_runs(written: dict[str, Path], carded: Callable[..., Any]) -> None:
-    found = carded({"ar": written["ar"], "seeds": written["mdlm"].parent / "[ma]*[mn]"})
+    found = carded({"toy": written["toy"], "seeds": written["mdlm"].parent / "[ma]*[mn]"})
     seeds = found["rows"][1]
     assert [run["weights"]["run"] for run in seeds["runs"]] == ["again", "mdlm"]
     alone = cells(carded({"mdlm": written["mdlm"]}), "mdlm")
@@ -176,7 +175,7 @@ def test_runs_of_other_tokenizers_are_compared_by_words_and_characters(
         made = word_tokenizer(*(f"w{i}" for i in words), max_length=12)
         monkeypatch.setattr(runs, "tokenizer", lambda made=made: made)
         write_run(tmp_path / name, model=DIT, objective=TEXT)
-    found = carded({"mdlm": written["mdlm"], **{name: tmp_path / name for name in names}}, judge=written["ar"])
+    found = carded({"mdlm": written["mdlm"], **{name: tmp_path / name for name in names}}, judge=written["toy"])
     assert found["protocol"]["unit"] == "word"
     mine = MMLDLM.from_run(tmp_path / "other").score(TEXTS[10:], draws=2, seed=3).nll
     base = MMLDLM.from_run(written["mdlm"]).score(TEXTS[10:], draws=2, seed=3).nll
@@ -193,13 +192,13 @@ def test_runs_of_other_tokenizers_are_compared_by_words_and_characters(
 
 
 def test_what_a_run_cannot_do_has_its_reason_in_the_table(written: dict[str, Path], carded: Callable[..., Any]) -> None:
-    rows = {name: written[name] for name in ("mdlm", "embeds", "ar", "imported")}
+    rows = {name: written[name] for name in ("mdlm", "embeds", "toy", "imported")}
     found = carded(rows)
     for column in ("bits_per_character", "difference", "self_bleu", "generative_perplexity"):
         assert "it was trained with" in reasons(found, "embeds")[column]
     assert "given_length" in reasons(found, "imported")["nats_per_token"]
     assert "length as a number" in reasons(found, "imported")["distinct_2"]
-    assert {"difference", "distinct_2"} <= cells(found, "ar").keys()
+    assert {"difference", "distinct_2"} <= cells(found, "toy").keys()
     costs, texts = tables(found)
     letters = {row[0]: row[costs.header.index("nats per token")] for row in costs.rows}
     assert letters["embeds"] == "– (a)"
@@ -210,7 +209,7 @@ def test_what_a_run_cannot_do_has_its_reason_in_the_table(written: dict[str, Pat
     score = MMLDLM.from_run(written["mdlm"]).score(TEXTS[10:], draws=2, seed=3)
     assert cells(given, "mdlm")["nats_per_token"]["value"] == pytest.approx(score.token_nll.sum() / score.tokens.sum())
     assert cells(given, "imported")["kind"] == cells(given, "mdlm")["kind"] == "NELBO given the length"
-    assert "given the length" in reasons(given, "ar")["difference"]
+    assert "given the length" in reasons(given, "toy")["difference"]
     assert "distinct_2" in cells(given, "imported")
 
 
@@ -222,14 +221,14 @@ def test_a_card_without_runs_or_texts_is_refused(
     with refuses(EvaluationError, "score_card.texts"):
         carded({"mdlm": written["mdlm"]}, data=None)
     with refuses(EvaluationError, "exact"):
-        carded({"ar": written["ar"]}, judge=written["mdlm"])
+        carded({"toy": written["toy"]}, judge=written["mdlm"])
     (tmp_path / "long.txt").write_text(f"{'w1 ' * 13}\nw2\n")
     with refuses(EvaluationError, "1 of 2"):
         carded({"mdlm": written["mdlm"]}, texts=str(tmp_path / "long.txt"))
     (tmp_path / "short.txt").write_text("w1 w2\nw3\n" + "w1 " * 13)
-    found = carded({"mdlm": written["mdlm"], "ar": written["ar"]}, texts=str(tmp_path / "short.txt"), data=None)
+    found = carded({"mdlm": written["mdlm"], "toy": written["toy"]}, texts=str(tmp_path / "short.txt"), data=None)
     assert (found["protocol"]["held_out"]["count"], found["protocol"]["left_out"]) == (2, 1)
-    assert "p" not in cells(found, "ar"), "of few texts"
+    assert "p" not in cells(found, "toy"), "of few texts"
 
 
 def test_lines_of_a_file_are_wrapped_where_the_data_are(
@@ -249,7 +248,7 @@ def test_lines_of_a_file_are_wrapped_where_the_data_are(
 def test_tables_have_a_cell_for_each_column_in_every_format(
     written: dict[str, Path], carded: Callable[..., Any]
 ) -> None:
-    found = tables(carded({"50% | a_b": written["mdlm"], "ar": written["ar"]}, judge=written["ar"]))
+    found = tables(carded({"50% | a_b": written["mdlm"], "toy": written["toy"]}, judge=written["toy"]))
     text, paper = markdown(found), latex(found)
     for table in found:
         assert {len(row) for row in table.rows} == {len(table.header)}

@@ -91,7 +91,6 @@ def test_pitfall_10_a_single_mode_trains_every_part_that_is_not_frozen(kind: str
     [
         ({"mode_weights": dict.fromkeys(MODES, 0)}, "mode_weights"),
         ({"image_schedule": {"kind": "flow"}}, "flow"),
-        ({"process": {"kind": "hdlm"}}, "token_clusters"),
     ],
 )
 def test_options_that_cannot_work_are_refused(keys: dict[str, Any], named: str, refuses: Refuses) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.diffusion.enumeration import JOINT, TEXTS, VOCABULARY, Enumeration, W
 from tests.families.uniform.cases import LAWS
-from tests.sampling.toys import Exact, agrees, build, canvas, constant, context, on, rows, sample, watching
+from tests.sampling.toys import PROCESSES, Exact, agrees, build, canvas, constant, context, on, rows, sample, watching
 from torch import Tensor
 
 from mm_ldlm.core import ConfigurationError, SamplingError
@@ -18,7 +18,7 @@ from mm_ldlm.sampling.registry import text_sampler
 EXACT = Exact(torch.tensor([[0.30, 0.05, 0.05], [0.02, 0.20, 0.08], [0.10, 0.05, 0.15]], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("process", ["absorbing", "uniform", "gidd", "d3pm"])
+@pytest.mark.parametrize("process", [name for name in PROCESSES if not text_sampler("psi").refusal(build(name).traits)])
 @pytest.mark.parametrize(
     "settings",
     [{"eta": 0.5}, {"eta": 1.0}, {"eta": 0.5, "hold": 0.2, "t_on": 0.8, "t_off": 0.3}, {"eta": 0.1, "hold": 0.5}],

@@ -193,7 +193,7 @@ class CausalRun:
         if self.model.capabilities.likelihood != "exact":
             raise EvaluationError(
                 f"evaluation.generation.causal_model: expected a run with exact likelihoods, found '{path}' "
-                f"({self.model.capabilities.trained_as}). Give a run of the objective autoregressive."
+                f"({self.model.capabilities.trained_as}). Give a run of an autoregressive model."
             )
         self.weights = weights_of(cast(Path, self.model.parts.checkpoint), use_ema=True)
 

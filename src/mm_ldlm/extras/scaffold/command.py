@@ -13,12 +13,16 @@ from mm_ldlm.core import ConfigurationError, Registry, import_object, show
 from mm_ldlm.core.files import new_directory, write_text
 
 KINDS = {
-    "process": ("mm_ldlm.diffusion.process:TEXT_PROCESSES", "objective.process.kind", "uniform"),
+    "process": (
+        "mm_ldlm.diffusion.process:TEXT_PROCESSES",
+        "sampling.unconditional.text.kind=ancestral,objective.process.kind",
+        "mdlm",
+    ),
     "objective": ("mm_ldlm.objectives.base:OBJECTIVES", "objective.kind", "mdlm"),
     "model": ("mm_ldlm.models.base:MODELS", "model.kind", "mdlm"),
     "sampler": ("mm_ldlm.sampling.registry:TEXT_SAMPLERS", "sampling.unconditional.text.kind", "mdlm"),
 }
-"""What can be written: its registry, the parameter that chooses it, and an environment whose other components fit"""
+"""What can be written: its registry, the parameter that chooses it after those that make it fit, and an environment"""
 
 
 @click.command("new")
