@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from kedro.runner import ParallelRunner, ThreadRunner
-from tests.environments import ENVIRONMENTS, layer, paths, sections
+from tests.environments import CONF, ENVIRONMENTS, layer, paths, sections
 
 from mm_ldlm.core import EvaluationError, MMLDLMError, purposeful
 from mm_ldlm.extras.mlflow.client import HEADLINE, MlflowRun
@@ -217,14 +218,20 @@ def _runs_here(environment: str) -> bool:
     return local and not [pair for source in typed["ingestion"].sources for pair in source.files]
 
 
+def _with_data(environment: str) -> str:
+    """Return an environment with the layers below it, of the first command in its header: some need other data than base's."""
+    headers = "".join(path.read_text(encoding="utf-8") for path in (CONF / environment).glob("*.yml"))
+    found = re.search(rf"^# .* --env=([\w+]*\b{environment})$", headers, re.MULTILINE)
+    return found[1] if found else environment
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("environment", [name for name in ENVIRONMENTS if _runs_here(name)])
 def test_an_environment_goes_from_ingestion_to_the_report(run_kedro: Kedro, tmp_path: Path, environment: str) -> None:
     if any(source.kind == "hub" for source in sections(environment)["ingestion"].sources):
         pytest.skip("its data are on the hub")
     params = f"training.launch.processes=1,tracking.enabled=false,data={tmp_path}"
-    data = {"continuous_captions": "digits+", "pairwise_classification": "starter_pairs+"}.get(environment, "")
-    run_kedro("run", f"--env={data}{environment}+test", f"--params={params}")
+    run_kedro("run", f"--env={_with_data(environment)}+test", f"--params={params}")
     (report,) = tmp_path.rglob("report.html")
     assert len(read(report.with_name("metrics.json"))) > 10
     assert report.stat().st_size > 10_000
