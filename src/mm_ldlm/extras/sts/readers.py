@@ -13,12 +13,15 @@ from pathlib import Path
 from mm_ldlm.core import EvaluationError, foreign_code, show
 from mm_ldlm.evaluation.sts_sets import GOLD, Pair, StsSet, StsSource, columns_of, from_pairs, read_rows, score_of
 
-SEMEVAL_SUBSETS: dict[str, str] = {
-    "sts12": "MSRpar MSRvid SMTeuroparl surprise.OnWN surprise.SMTnews",
-    "sts13": "FNWN headlines OnWN",  # SMT has a licence of its own; SentEval and later work leave it out
-    "sts14": "deft-forum deft-news headlines images OnWN tweet-news",
-    "sts15": "answers-forums answers-students belief headlines images",
-    "sts16": "answer-answer headlines plagiarism postediting question-question",
+SEMEVAL_SUBSETS: dict[str, tuple[str, ...]] = {
+    year: tuple(subsets.split())
+    for year, subsets in {
+        "sts12": "MSRpar MSRvid SMTeuroparl surprise.OnWN surprise.SMTnews",
+        "sts13": "FNWN headlines OnWN",  # SMT has a licence of its own; SentEval and later work leave it out
+        "sts14": "deft-forum deft-news headlines images OnWN tweet-news",
+        "sts15": "answers-forums answers-students belief headlines images",
+        "sts16": "answer-answer headlines plagiarism postediting question-question",
+    }.items()
 }
 """Subsets that the literature (SentEval, SimCSE) scores in each year"""
 SICK_PARTS: dict[str, str] = {"train": "SICK_train.txt", "trial": "SICK_trial.txt", "test": "SICK_test_annotated.txt"}
@@ -50,7 +53,7 @@ def read_semeval(source: StsSource, seed: int) -> StsSet:
     years: dict[Path, dict[str, Path]] = {}
     for path in paths:
         years.setdefault(path.parent, {})[path.name.split(".input.", 1)[1].removesuffix(".txt")] = path
-    expected = source.subsets or SEMEVAL_SUBSETS.get(source.name.lower(), "").split()
+    expected = source.subsets or SEMEVAL_SUBSETS.get(source.name.lower(), ())
     fitting = [year for year in years.values() if year.keys() >= set(expected)]
     if len(fitting) > 1:
         source.file(folder).refuse("the folder of one year with each subset once", show(list(map(str, paths)), 600))
