@@ -218,9 +218,12 @@ def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    "layer", [name for name in ENVIRONMENTS if "comparison" in layer_of(name) and name not in ("base", "test")]
-)
+COMPARISONS = [name for name in ENVIRONMENTS if "members" in str(layer_of(name).get("comparison")) and name != "base"]
+COMPARED = [name for name in COMPARISONS if "completion" not in str(layer_of(name))]
+"""Comparisons of texts that are written from noise or from a latent"""
+
+
+@pytest.mark.parametrize("layer", COMPARED)
 def test_members_differ_in_the_system_alone(layer: str) -> None:
     members = resolved(layer)
     shared = [
