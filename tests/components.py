@@ -97,7 +97,7 @@ PROCESSES = list(kinds_with_options(TEXT_PROCESSES))
 MODELS_AND_OPTIONS = list(kinds_with_options(MODELS))
 OBJECTIVES_AND_OPTIONS = [
     *kinds_with_options(OBJECTIVES),
-    *(("text_diffusion", {"process": {"kind": kind, **options}}) for kind, options in PROCESSES),
+    *(("text_diffusion", {"process": {"kind": kind, **options}}) for kind, options in dict(PROCESSES).items()),
 ]
 
 

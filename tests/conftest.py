@@ -24,7 +24,8 @@ for _name, _value in {
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-settings.register_profile("untimed", deadline=None)  # time is measured in benchmarks, never in a test
+# Time is measured in benchmarks, never in a test; every run draws other examples, so that many runs draw many.
+settings.register_profile("untimed", deadline=None, max_examples=40)
 settings.load_profile("untimed")
 
 from tests.kills import sweep  # noqa: E402, F401

@@ -24,6 +24,8 @@ from mm_ldlm.distributed import entry
 from mm_ldlm.distributed.failure import Failure, explain
 from mm_ldlm.distributed.launch import LaunchConfig, RanksConfig, check_hosts, launch, with_environment
 
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 # -- a failing rank ----------------------------------------------------------------------------------------------------
 
 
@@ -44,8 +46,12 @@ from mm_ldlm.distributed.launch import LaunchConfig, RanksConfig, check_hosts, l
 def test_a_failing_rank_ends_all_with_one_error_that_names_it(
     run_ranks: Callable[..., Path], case: str, words: str, error_class: str
 ) -> None:
+    before, handlers = dict(os.environ), [signal.getsignal(number) for number in HANDLED]
     with pytest.raises(WorkerFailed) as raised:
         run_ranks(case)
+    assert handlers == [signal.getsignal(number) for number in HANDLED]
+    assert before.items() <= os.environ.items()
+    assert not {entry.LAUNCHER, "GLOO_SOCKET_IFNAME"} & (os.environ.keys() - before.keys())
     message = str(raised.value)
     assert re.match(words, message), message
     assert "\n" not in message
@@ -69,21 +75,14 @@ def test_a_module_that_cannot_be_imported_is_named(run_ranks: Callable[..., Path
         run_ranks("", module="nothing_of_this_name")
 
 
-def test_handlers_and_environment_are_those_of_before(run_ranks: Callable[..., Path]) -> None:
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = dict(os.environ), [signal.getsignal(number) for number in numbers]
-    with pytest.raises(WorkerFailed):
-        run_ranks("breaks")
-    assert before == (dict(os.environ), [signal.getsignal(number) for number in numbers])
-
-
 def test_old_logs_are_removed(tmp_path: Path) -> None:
-    config = LaunchConfig(keep_logs=2, monitor_interval=0.05)
-    talk = ["-n1", "-r1", "import nothing"]
-    for _ in range(3):
-        with pytest.raises(WorkerFailed):
-            launch("timeit", talk, config=config, log_directory=tmp_path)
-    assert len(list(tmp_path.glob("*/attempt_*/*/stdout.log"))) == 2
+    for name in "abc":
+        (tmp_path / name / "attempt_0" / "0").mkdir(parents=True)
+        os.utime(tmp_path / name, (0, ord(name)))
+    with pytest.raises(WorkerFailed):
+        launch("timeit", ["-n1", "import nothing"], config=LaunchConfig(keep_logs=2), log_directory=tmp_path)
+    kept = {path.parts[-3] for path in tmp_path.glob("*/attempt_*/0")}
+    assert (len(kept), kept & {*"abc"}) == (2, {"c"})
 
 
 # -- the hosts ---------------------------------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """Tracking: what a run leaves in MLflow and on the terminal, and that it never waits for a store that does not answer."""
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,15 +170,17 @@ def test_a_run_is_recorded_locally_or_not_at_all_where_its_store_is_away(
     assert open_somewhere(silent, root=tmp_path / "other", **about) is None
 
 
+def opened(root: Path) -> str:
+    run = open_somewhere("sqlite:///x.db", root=root, parent=None, experiment="e", name="n", parameters={})
+    assert run is not None
+    return run.uri
+
+
 def test_first_runs_that_create_a_database_at_once_are_all_recorded(tmp_path: Path) -> None:
-    program = f"""
-from pathlib import Path
-from mm_ldlm.extras.mlflow.client import open_somewhere
-run = open_somewhere("sqlite:///x.db", root=Path({str(tmp_path)!r}), parent=None, experiment="e", name="n", parameters={{}})
-print(run.uri)
-"""
-    runs = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [run.communicate()[0] for run in runs] == [f"sqlite:///{tmp_path}/x.db\n"] * 3
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        found = pool.map(opened, [tmp_path] * 3, chunksize=1)
+    assert found == [f"sqlite:///{tmp_path}/x.db"] * 3
+    assert len(MlflowRun(found[0], "").client.search_runs(["1"])) == 3
 
 
 def test_a_copied_database_writes_its_artifacts_beside_itself(tmp_path: Path) -> None:
