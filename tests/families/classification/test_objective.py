@@ -1,6 +1,8 @@
 """Classification objectives: the loss is the cross-entropy of real examples, and pairs are antisymmetric."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,3 +103,15 @@ def test_a_compiled_text_model_is_refused(kind: str, refuses: Refuses) -> None:
     config = parse_kind(OBJECTIVES, {"kind": kind, "features": "trunk"}, at="objective")
     with refuses(ConfigurationError, "training.precision.compile"):
         config.build(SHAPE, fixed_shapes=True, label_names=names(*NAMES))
+
+
+@pytest.mark.slow
+def test_the_classifier_is_above_logistic_regression_on_the_same_latents(
+    run_kedro: Callable[..., Any], workshop: Path
+) -> None:
+    params = "training.max_steps=800,tracking.enabled=false"
+    run_kedro("run", "--env=classification", f"--params={params}")
+    metrics = json.loads((workshop / "data" / "classification" / "08_reporting" / "metrics.json").read_text())
+    model, baseline = metrics["classification.accuracy"], metrics["baseline.logistic_regression.accuracy"]
+    print(f"classifier {model:.3f}, logistic regression {baseline:.3f}")
+    assert model > baseline + 0.05

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from tests.components import SHAPE, configs_of, inputs_of, model_of, random_batch, root_of
+from tests.extras.comparison.test_plan import flat, resolved
 
 from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
@@ -48,3 +49,9 @@ def test_a_text_without_latent_needs_a_null_latent(refuses: Any) -> None:
 def _generation(dropout: float) -> Any:
     root = root_of("latent_conditioned", {"condition_dropout": dropout})
     return root.objective.generative_model(root.model)
+
+
+def test_the_comparison_trains_one_model_in_one_and_in_all_directions() -> None:
+    both, one = (flat({key: resolved("compare_latent")[name][key] for key in ("model", "objective")})
+                 for name in ("multimodal", "l2t"))  # fmt: skip
+    assert {key for key in both if both[key] != one[key]} == {"objective.mode"}
