@@ -14,6 +14,7 @@ from mm_ldlm.data.corpus.sources import Row
 from mm_ldlm.data.held_out import Sentences
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.extras.puzzles import suite
+from mm_ldlm.extras.puzzles.config import CompletionConfig
 from mm_ldlm.inference.writing import Written
 
 FEW = {"num_train": 30, "num_validation": 5, "num_test": 5}
@@ -75,7 +76,7 @@ def test_a_text_counts_only_if_its_whole_rest_is_right(monkeypatch: pytest.Monke
             text_sampler=lambda *_: None,
         ),
         dataset=None, seed=0, bootstrap=Bootstrap(20, 0.95, 0),
-        sections={"completion": parse(suite.CompletionConfig, {"after": "="}, at="completion")},
+        sections={"completion": parse(CompletionConfig, {"after": "="}, at="completion")},
     )  # fmt: skip
     metrics, rows = suite.Completion().evaluate(given)
     assert asked == [[1, 2, 9, 0, 0], [1, 9, 0, 0], [9, 0, 0]]
@@ -83,6 +84,6 @@ def test_a_text_counts_only_if_its_whole_rest_is_right(monkeypatch: pytest.Monke
     assert rows["right"].tolist() == [1.0, 0.5, 0.5]
     assert metrics["exact"]["value"] == pytest.approx(1 / 3)
     assert metrics["model_calls"] == 3
-    given.sections["completion"] = parse(suite.CompletionConfig, {"after": "?"}, at="completion")
+    given.sections["completion"] = parse(CompletionConfig, {"after": "?"}, at="completion")
     with pytest.raises(EvaluationError, match="completion"):
         suite.Completion().evaluate(given)

@@ -2,31 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from mm_ldlm.core import EvaluationError, PositiveInt, config
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.data.held_out import held_out
 from mm_ldlm.evaluation.bootstrap import mean_of_counts
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite
-from mm_ldlm.sampling.registry import TEXT_SAMPLERS
-
-
-@config
-class CompletionConfig:
-    """Section `completion`.
-
-    Attributes:
-        after: the mark behind which the model writes, one token of every text; null leaves the suite out.
-        texts: number of held-out texts.
-        sampler: of the rest of a text; null: the model's own, as `MMLDLM.infill` uses it.
-    """
-
-    after: str | None = None
-    texts: PositiveInt = 500
-    sampler: Annotated[Any, TEXT_SAMPLERS] = None
 
 
 class Completion(Suite):
