@@ -122,14 +122,14 @@ def test_a_suite_that_runs_alone_ends_with_its_scores_and_their_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def scored(_: Any) -> dict[str, Any]:
-        part = {name: {"value": 0.5, "low": 0.4, "high": 0.6} for name in ("accuracy", "macro_f1", "ece", "nll")}
-        return {"model": part, "logistic_regression": part}
+        part = {name: {"value": 50.0, "low": 40.0, "high": 60.0} for name in ("spearman", "pearson")}
+        return {"sets": {"own": {"pairs": 9, "scores": {"model": part, "encoder": part}}}}
 
     caplog.set_level("INFO")
-    Session(tmp_path).run(one("params:seed", outputs="metrics_classification", tag="evaluation", func=scored))
+    Session(tmp_path).run(one("params:seed", outputs="metrics_sts", tag="evaluation", func=scored))
     text = caplog.text.partition("seconds:")[2]
-    assert "50.0 % [40.0 % – 60.0 %]: of held-out examples; logistic regression on the latents 50.0 %" in text
-    assert f"{tmp_path}/08_reporting/metrics_classification.json" in text
+    assert "50.0 [40.0 – 60.0]: Spearman × 100; encoder 50.0" in text
+    assert f"{tmp_path}/08_reporting/metrics_sts.json" in text
     assert "on disk" in text
 
 

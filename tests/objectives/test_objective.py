@@ -224,7 +224,7 @@ class FromStore(TextProcessConfig):
         return stores["memory"]
 
 
-@pytest.mark.parametrize("kind", OBJECTIVES)
+@pytest.mark.parametrize("kind", list(OBJECTIVES))
 def test_an_objective_asks_for_the_stores_of_its_process_or_refuses_it(kind: str) -> None:
     try:
         config, model = configs_of(kind, {"process": FromStore()})
