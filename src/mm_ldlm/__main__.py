@@ -42,7 +42,7 @@ def main() -> None:
     if words and words[0].startswith("-") and words[0] not in ("--help", "--version"):
         words = ["run", *words]
     logging.basicConfig(format="%(message)s")
-    logging.getLogger("mm_ldlm").setLevel(logging.INFO)  # among others the progress, where there is no terminal
+    logging.getLogger("mm_ldlm").setLevel(logging.INFO)  # progress too, where stderr is not a terminal
     commands.main(words, prog_name="mm-ldlm")
 
 

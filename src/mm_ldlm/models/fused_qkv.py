@@ -55,7 +55,8 @@ class LongAttention(torch.autograd.Function):
         rows = max(1, MATRIX // (heads * q.shape[2] * k.shape[2]))  # of the batch, whose matrices fit into the cache
         parts = []
         for start in range(0, len(q), rows):
-            qi, ki, vi, grad = (x[start : start + rows].flatten(0, 1) for x in (q * scale, k, v, grads[0]))
+            qi, ki, vi, grad = (x[start : start + rows].flatten(0, 1) for x in (q, k, v, grads[0]))
+            qi = qi * scale
             logits = qi @ ki.mT
             if key_mask is not None:
                 mask = key_mask[start : start + rows].expand(-1, heads, -1, -1).flatten(0, 1)
