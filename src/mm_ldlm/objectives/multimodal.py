@@ -36,7 +36,7 @@ from mm_ldlm.diffusion.schedules import GAUSSIAN_SCHEDULES, CosineLatents
 from mm_ldlm.models.base import DataShape, TextAndLatentModel
 from mm_ldlm.objectives.base import Batch, Losses, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
-from mm_ldlm.objectives.gaussian_modality import ModalityObjective, ModalityOptions, Roles, positive_weights
+from mm_ldlm.objectives.text_and_modality import ModalityObjective, ModalityOptions, Roles, positive_weights
 from mm_ldlm.objectives.text_loss import NoisyTexts, score_tokens
 
 # -- cycle consistency -------------------------------------------------------------------------------------------------

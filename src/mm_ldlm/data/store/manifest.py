@@ -142,7 +142,7 @@ class Manifest:
         return found if all(shard.is_intact(Path(directory)) for shard in found.shards) else None
 
     def require(self, *, directory: str | Path, **fingerprints: str) -> None:
-        """Refuse the store unless it was made from the inputs with these fingerprints (`encoder=...`, `records=...`).
+        """Refuse the store unless it was made from the inputs with these fingerprints (`records=...`).
 
         Raises:
             FingerprintError: An input differs; the message names the store, the input and both fingerprints.

@@ -21,8 +21,8 @@ from mm_ldlm.app.console import messages_only
 )  # fmt: skip
 def import_checkpoint(source: str, run: str, like: str | None, **given: Any) -> None:
     """Make the run folder RUN of the weights in SOURCE, a model.pt of another trainer or a folder with one."""
-    from mm_ldlm.extras.foreign_checkpoints.formats import summary
     from mm_ldlm.extras.foreign_checkpoints.importing import import_checkpoint as imported
+    from mm_ldlm.extras.foreign_checkpoints.parameter_names import summary
 
     with messages_only():
         made = imported(Path(source), Path(run), like=None if like is None else Path(like), **given)

@@ -14,7 +14,7 @@ import torch
 from torch import Size, Tensor
 
 from mm_ldlm.core import CheckpointError
-from mm_ldlm.extras.foreign_checkpoints.formats import (
+from mm_ldlm.extras.foreign_checkpoints.parameter_names import (
     FORMATS,
     ROUNDING,
     Format,
@@ -40,7 +40,7 @@ class Converted:
     tensors: dict[str, Tensor]
     """by the name of the model's parameter"""
     format: str | None
-    """its key in `formats.FORMATS`; None: the names are those of this project"""
+    """its key in `parameter_names.FORMATS`; None: the names are those of this project"""
     left_out: list[str]
     """names of the checkpoint that became no parameter"""
     averaged: bool = False

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mm_ldlm.core import CheckpointError, ConfigurationError, parse_kind, show, to_dict
 from mm_ldlm.core.files import new_directory, write_json
 from mm_ldlm.data.corpus.tokenizer import MASKS, PADS, TextTokenizer, base_from_name, base_from_path
-from mm_ldlm.extras.foreign_checkpoints import formats
+from mm_ldlm.extras.foreign_checkpoints import parameter_names
 from mm_ldlm.extras.foreign_checkpoints import reading as legacy
 from mm_ldlm.extras.foreign_checkpoints.converting import Converted, convert, head_dim_of
 from mm_ldlm.extras.foreign_checkpoints.proving import compare
@@ -93,7 +93,7 @@ def _described(
 ) -> tuple[dict[str, Any], Path, Trainer | None]:
     """Return the configuration of the new run, the folder with its tokenizer and other parts, and another trainer."""
     own = found.file.parent
-    key = formats.recognise(found.tensors)
+    key = parameter_names.recognise(found.tensors)
     described = like is not None or ((own / CONFIG).is_file() and (own / "tokenizer").is_dir())
     if described or key != "ddit":
         _refuse_unread(found.file, given)
@@ -109,7 +109,7 @@ def _described(
         return _ddit(found, temporary, settings, trainer, **given), temporary, trainer
     raise CheckpointError(
         f"{found.file}: the names of its {len(found.tensors)} parameters have no known format "
-        f"({formats.summary(found.tensors, most=4)}). Give a run with the same model by --like RUN; if its "
+        f"({parameter_names.summary(found.tensors, most=4)}). Give a run with the same model by --like RUN; if its "
         "parameters have other names, rename them first and save them again."
     )
 
@@ -177,8 +177,8 @@ def _ddit(
 ) -> dict[str, Any]:  # fmt: skip
     """Derive the configuration of a run from the shapes of its parameters and the configuration of its training."""
     tensors = found.tensors
-    marks = (*formats.DDIT.marks, "blocks.0.mlp.0.weight")
-    matrices = [name for name in tensors for mark in marks if formats.matches(mark, name)]
+    marks = (*parameter_names.DDIT.marks, "blocks.0.mlp.0.weight")
+    matrices = [name for name in tensors for mark in marks if parameter_names.matches(mark, name)]
     if wrong := [name for name in matrices if tensors[name].ndim != 2 or not tensors[name].numel()]:
         raise CheckpointError(
             f"{found.file}: expected a matrix {wrong[0]}, found shape {tuple(tensors[wrong[0]].shape)}. Choose another "
@@ -191,14 +191,16 @@ def _ddit(
     max_length = _count("--max-length", max_length, longest, first(settings, *LENGTH), file=found.file)
     in_file = dim // head_dim if head_dim else None
     heads = _count("--heads", heads, in_file, first(settings, *HEADS), file=found.file)
-    depth = 1 + max(int(hit[1]) for name in tensors if (hit := formats.matches("blocks.{n}.attn_qkv.weight", name)))
+    depth = 1 + max(
+        int(hit[1]) for name in tensors if (hit := parameter_names.matches("blocks.{n}.attn_qkv.weight", name))
+    )
     words = _tokenizer(
         found.file.parent, tokenizer, first(settings, *TOKENIZER), rows=rows, max_length=max_length, added=trainer.added
     )
     words.save(temporary / "tokenizer")
     schedule = schedule_of(settings)
     options = {
-        **formats.DDIT.options, **_timesteps(found.file, timesteps, settings, trainer, schedule),
+        **parameter_names.DDIT.options, **_timesteps(found.file, timesteps, settings, trainer, schedule),
         "dim": dim, "depth": depth, "heads": heads, "conditioning_dim": len(tensors["sigma_map.mlp.0.weight"]),
         "mlp_ratio": len(tensors["blocks.0.mlp.0.weight"]) / dim if "blocks.0.mlp.0.weight" in tensors else 4.0,
         **{name: settings.get(value[1:]) if value.startswith("$") else value for name, value in trainer.model.items()},

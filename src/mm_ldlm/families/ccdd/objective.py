@@ -28,8 +28,8 @@ from mm_ldlm.families.ccdd.model import TextAndStatesModel
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import CONDITION_DROPOUT, Batch, Losses, dropped, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
-from mm_ldlm.objectives.gaussian_modality import value_times
 from mm_ldlm.objectives.generation import DenoiserGeneration
+from mm_ldlm.objectives.text_and_modality import value_times
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
 from mm_ldlm.objectives.text_loss import by_time, corrupt, length_loss, text_losses
 from mm_ldlm.sampling.base import DiffusionSampler, unfit

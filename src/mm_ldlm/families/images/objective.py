@@ -27,14 +27,14 @@ from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
 from mm_ldlm.objectives.gaussian_generation import ModalityGeneration
-from mm_ldlm.objectives.gaussian_modality import (
+from mm_ldlm.objectives.multimodal import require_no_stores
+from mm_ldlm.objectives.text_and_modality import (
     GaussianModality,
     ModalityObjective,
     ModalityOptions,
     Roles,
     positive_weights,
 )
-from mm_ldlm.objectives.multimodal import require_no_stores
 from mm_ldlm.objectives.text_loss import NoisyTexts, by_time
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
 from mm_ldlm.sampling.gaussian import LatentDenoiser, LatentSample

@@ -11,7 +11,7 @@ from tests.objectives.test_objective import losses_of
 
 from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.objectives.gaussian_modality import GaussianModality, value_times
+from mm_ldlm.objectives.text_and_modality import GaussianModality, value_times
 from mm_ldlm.sampling.registry import latent_sampler
 
 each_parameterisation = pytest.mark.parametrize(
