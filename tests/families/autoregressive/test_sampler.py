@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from scipy.stats import chisquare
+from tests.inference.runs import make
 
 from mm_ldlm.core import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
@@ -186,9 +187,13 @@ def test_a_beginning_is_continued_with_the_conditional_distribution(model):
     assert bool((sample.log_probs[:, 0] == 0).all())
 
 
-def test_a_token_behind_an_open_position_is_refused(model, refuses):
-    with refuses(SamplingError, "autoregressive", 2):
-        on(model, torch.tensor([[SHAPE.mask_id, WORDS[0], WORDS[1]]]))
+def test_a_gap_is_filled_at_the_end_of_a_text_only(refuses):
+    run = make({"kind": "causal", "dim": 16, "depth": 2, "heads": 2}, {"kind": "autoregressive"})
+    found = run.infill(["w1 w2 [MASK]", "w3 [MASK]"], temperature=1.0).texts
+    assert [text.split()[:given] for text, given in zip(found, (2, 1), strict=True)] == [["w1", "w2"], ["w3"]]
+    assert any(len(text.split()) > 3 for text in found)
+    with refuses(SamplingError, "autoregressive", 1):
+        run.infill("w1 [MASK] w2")
 
 
 @pytest.mark.parametrize("bad", [{"top_p": 0.0}, {"temperature": -1.0}, {"top_k": 0}, {"steps": 4}])

@@ -45,8 +45,8 @@ def infill(
 ) -> Texts:
     """Fill the gaps of texts, given a latent or unconditionally.
 
-    A gap is filled with one token, or with any number of tokens by a model that chooses its lengths. Everything else
-    in a text stays verbatim, also words that are [UNK] to the model.
+    A gap is filled with one token, or with any number of tokens by a model that chooses its lengths. An autoregressive
+    model fills a gap at the end. Everything else in a text stays verbatim, also words that are [UNK] to the model.
 
     Args:
         latents: raw latent of each text, given which its gaps are filled; by default they are filled without one.
@@ -55,7 +55,8 @@ def infill(
     Raises:
         SamplingError: a text has no `mask`, is empty, or is too long.
     """
-    model.capabilities.require("infill" if latents is None else "infill_given_latent")
+    continues = latents is None and "continue" in model.capabilities
+    model.capabilities.require("continue" if continues else "infill" if latents is None else "infill_given_latent")
     seed, mask = check(seed, Seed, name="seed"), check(mask, Mark, name="mask")
     listed = texts_of(texts)
     if without := [index for index, text in enumerate(listed) if mask not in text]:
@@ -70,7 +71,11 @@ def infill(
     raw_nd = None if latents is None else vectors_of(latents, dim=model.dim, count=len(listed))
     latents_nd = None if raw_nd is None else model.standardised(raw_nd)
     config = model.text_sampler(sampler, steps, temperature)
-    written = model.writer.write(canvases, latents_nd=latents_nd, sampler=config, seed=seed)
+    room = model.max_length if continues else 0
+    written = model.writer.write(
+        [[*canvas, *[model.shape.mask_id] * (room - len(canvas))] for canvas in canvases],
+        latents_nd=latents_nd, sampler=config, seed=seed,
+    )  # fmt: skip
     if not model.model.has_length:
         parts = zip(templates, canvases, written.tokens, strict=True)
         templates = [template.regapped(canvas, row) for template, canvas, row in parts]
