@@ -108,7 +108,11 @@ class LayeredConfigLoader(OmegaConfigLoader):
                 _log_once(line)
         combine = merge if self.merge_strategy.get(key) == "soft" else operator.or_
         merged: Mapping[str, Any] = functools.reduce(combine, layers)
-        return {Path(self.base_env): OmegaConf.create(dict(merged))}, {}, self.base_env, str(self.env), files
+        made = OmegaConf.create(dict(merged))
+        for name in merged:
+            if key == "catalog" and name.startswith("_") and "${" not in str(value := made[name]):
+                made[name] = value  # resolved here once, and not in the path of every dataset
+        return {Path(self.base_env): made}, {}, self.base_env, str(self.env), files
 
     def _read_layer(self, layer: str, key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Read the files of one type in a layer; refuse files that no type of configuration reads."""
@@ -138,7 +142,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
     def _read_file(self, file: str) -> dict[str, Any]:
         found: Any = "another one"
         if self._fs.isfile(file) and self._fs.size(file) <= MOST_BYTES:
-            found = parse_yaml(self._fs.cat_file(file), file=file) or {}
+            found = _parsed(self._fs.cat_file(file), file=file) or {}
         if not (isinstance(found, dict) and all(isinstance(key, str) for key in found)):
             raise UnreadableConfiguration(
                 f"{file}: expected a file of at most {MOST_BYTES:,} bytes with a mapping of texts to values, found "
@@ -237,6 +241,9 @@ def parse_yaml(content: bytes, *, file: str) -> Any:
     except (yaml.YAMLError, ArithmeticError, ValueError, RecursionError) as error:
         fault = reason_of(error, 1000)
     raise UnreadableConfiguration(f"{file} cannot be read as YAML: {fault}. Correct this place, or the line before.")
+
+
+_parsed = functools.lru_cache(maxsize=512)(parse_yaml)  # a comparison reads the same files for each of its members
 
 
 def _size(node: Any, known: dict[int, int]) -> int:
