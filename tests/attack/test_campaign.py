@@ -14,8 +14,8 @@ from tests.attack.material import GIVEN, PROJECT
 from tests.attack.runner import Case
 
 QUICK = ["--cpu-seconds", "1", "--idle-seconds", "2", "--jobs", "8"]
-SLICE = 14
-"""Cases of the normal suite, two of each target"""
+SLICE = 7
+"""Cases of the normal suite, one of each target"""
 
 
 def campaign(

@@ -38,9 +38,9 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         ("exits", r"rank 1 ended with exit code 7 .*the last words", ""),
         ("is_killed", r"rank 1 was ended by SIGKILL from outside", ""),
         ("exits_beside_a_collective", r"rank 1 ended with exit code 7", ""),
-        ("leaves_beside_a_collective", r"rank 1 ended with exit code 0", ""),
-        ("is_terminated_beside_a_collective", r"rank 1 was ended by SIGTERM", ""),
-        ("aborts_beside_a_collective", r"rank 1 was ended by SIGABRT", ""),
+        pytest.param("leaves_beside_a_collective", r"rank 1 ended with exit code 0", "", marks=pytest.mark.slow),
+        pytest.param("is_terminated_beside_a_collective", r"rank 1 was ended by SIGTERM", "", marks=pytest.mark.slow),
+        pytest.param("aborts_beside_a_collective", r"rank 1 was ended by SIGABRT", "", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_failing_rank_ends_all_with_one_error_that_names_it(

@@ -162,8 +162,10 @@ def test_kedro_viz_builds_offline_with_layers_and_previews(finished: Path, run_k
 @pytest.mark.parametrize(
     "name",
     [
-        "corpus", "using_a_model", pytest.param("adding_an_objective", marks=pytest.mark.slow),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("training", "comparing_models", "auditing_vectors")),
+        "using_a_model",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in (
+            "adding_an_objective", "auditing_vectors", "comparing_models", "corpus", "training",
+        )),
     ],
 )  # fmt: skip
 def test_a_notebook_runs_on_the_finished_run(project: Path, finished: Path, name: str) -> None:
