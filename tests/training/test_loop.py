@@ -132,7 +132,7 @@ def test_pitfall_08_a_run_that_goes_on_failing_stops_and_says_why(tmp_path: Path
     faults = [{"kind": "nan_loss", "step": step} for step in range(4, 10)]
     guard = {"max_consecutive_skips": 2, "max_rollbacks": 1}
     run = task.built(task.spec(faulty(*faults), checkpoint={"every_steps": 3}, guard=guard), tmp_path)
-    with refuses(TrainingDiverged, "step-00000003", "rolled back 1 times", "outputs are finite, but not the loss"):
+    with refuses(TrainingDiverged, "step-00000003", "guard.max_rollbacks (1)", "outputs are finite, but not the loss"):
         loop.train(run)
 
 

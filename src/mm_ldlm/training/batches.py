@@ -1,4 +1,4 @@
-"""Batches by length, as a function of (seed, epoch) alone, for any number of processes.
+"""Plan batches by length as a function of (seed, epoch), for any number of processes.
 
 An epoch is one permutation of all examples. In that order the examples are put into buckets of equal padded length. A
 full bucket is a global batch, so that every batch of a bucket has the same shape and few shapes occur. The examples
@@ -100,7 +100,7 @@ class BatchPlan:
 
     def steps_until(self, tokens: int) -> int:
         """The first step, counted from 1, by which the batches from the start hold at least so many valid tokens."""
-        # Every epoch has each example once, and as many batches as any other: their sizes depend on counts alone.
+        # Every epoch has each example once, and as many batches as any other: their sizes depend only on counts.
         epochs, rest = divmod(tokens, int(self.lengths.sum()))
         steps = epochs * len(self.epoch(0))
         if rest == 0:

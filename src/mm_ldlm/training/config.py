@@ -75,7 +75,7 @@ class BatchConfig:
         )
 
     def of_processes(self, world: int) -> Self:
-        """Return this configuration with the size of the global batch of `world` processes instead of that per device.
+        """Return this configuration with the global size of `world` processes instead of a size per device.
 
         Every batch of a budget of tokens then has examples for each micro-batch of each process.
         """
@@ -272,7 +272,7 @@ class TrainingConfig:
             )
         refuse_if(
             self.run_name is not None and not FOLDER_NAME.fullmatch(self.run_name),
-            "run_name must be the name of a folder: 1 to 60 letters, no separators, no dot in front, and none of "
+            "run_name must be the name of a folder: 1 to 60 characters, no separators, no leading dot, and none of "
             f"the other names in the folder of the runs (logs, training_spec.json), found {show(self.run_name)}",
             "run_name",
         )

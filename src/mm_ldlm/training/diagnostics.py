@@ -26,7 +26,7 @@ from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.stepper import Stepper
 
 ZERO_DIAGNOSES = 3
-"""Diagnosed steps in a row in which the gradient of a part was exactly 0; at step 0 that is normal behind gates"""
+"""Diagnosed steps in a row in which the gradient of a part was exactly 0; at step 0 this is normal behind gates"""
 
 
 def part_of(name: str, tag: str) -> str:
@@ -83,7 +83,7 @@ class Diagnostics:
             self._hooks.append(block.register_forward_hook(self._activation(number)))
 
     def _count_flops(self, stepper: Stepper, batch: Batch) -> None:
-        """Count the FLOPs of one extra forward pass of each kind of step; a whole step takes three times as many.
+        """Count the FLOPs of one extra forward pass of each kind of step; a step takes three times as many.
 
         The counter makes torch decompose some operations, with other rounding, so the passes are extra ones.
         """

@@ -95,7 +95,9 @@ class Guard:
     def give_up(self, reason: str, *, spike: bool = False, non_finite: bool = False) -> Verdict:
         """Decide to roll back, or to stop after the last roll-back."""
         if self.rollbacks >= self.config.max_rollbacks:
-            return Verdict("stop", f"{reason}; already rolled back {self.rollbacks} times", spike, non_finite)
+            return Verdict(
+                "stop", f"{reason}; guard.max_rollbacks ({self.config.max_rollbacks}) is reached", spike, non_finite
+            )
         return Verdict("rollback", reason, spike, non_finite)
 
     def forget(self) -> None:

@@ -65,7 +65,7 @@ def initialise(root: TrainableRoot, path: Path, *, spec: TrainingSpec, tracker: 
         if ours and ours != other and not unknown:
             raise CheckpointError(
                 f"{source}: expected the {what} of this run for the weights of training.init_from, found another one. "
-                f"Prepare the data with that of the weights (`--params {name}.path={source / name}`), or leave "
+                f"Prepare the data with the {name} of the weights (`--params {name}.path={source / name}`), or leave "
                 "training.init_from out."
             )
     load_tensors(targets, values, source)

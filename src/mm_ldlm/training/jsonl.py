@@ -64,7 +64,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             try:
                 found.append(dict(json.loads(line)))
             except (ValueError, TypeError, RecursionError):
-                door.refuse("a JSON object in every line", f"another line {number}")
+                door.refuse("a JSON object in every line", f"something else in line {number}")
     return found
 
 

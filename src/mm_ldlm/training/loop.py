@@ -153,7 +153,7 @@ def train(run: Run) -> Ending:
 
 
 def trained(root: TrainableRoot) -> dict[str, Any]:
-    """Count the parameters of the run, of the objective if it has own ones, and those of each part."""
+    """Count the parameters of the run, of the objective if it has any, and of each part."""
     parameters, of_model = (sum(p.numel() for p in module.parameters()) for module in (root, root.model))
     own = {"objective_parameters": parameters - of_model} if parameters > of_model else {}
     return {"parameters": parameters, **own, "parts": count_by_part(root)}

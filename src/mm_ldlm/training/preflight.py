@@ -1,4 +1,4 @@
-"""Preflight checks before the first step: whether this machine can execute the run, and otherwise the remedy."""
+"""Check before the first step whether this machine can execute the run, and name the remedy if not."""
 
 import dataclasses
 from pathlib import Path
@@ -37,7 +37,7 @@ def preflight(run: Run) -> list[Check]:
     """Run all checks on all ranks together and log the table. Nothing is resumed yet.
 
     Raises:
-        PreflightError: a check failed on a rank; the message contains the whole table.
+        PreflightError: a check failed on a rank; the message contains the table.
     """
     checks = [
         device(run.process, run.config.precision.autocast),

@@ -1,4 +1,4 @@
-"""A sentence that the model writes at intervals of time, so that one watches it learn while it trains.
+"""Write a sentence at intervals of time, to show the progress of a training.
 
 A model that writes texts from latents rebuilds one held-out sentence from its latent; a model that writes texts from
 noise writes a text of the length of that sentence, always from the same noise. Models that do neither show nothing.
@@ -43,7 +43,7 @@ def task_of(capabilities: Capabilities) -> Task | None:
 class Preview:
     """Writes the sentence and records it as the event `preview`, on the first rank.
 
-    It changes nothing of the training: it has a separate random generator, reads the weights of the step as they are
+    It does not change the training: it has a separate random generator, reads the weights of the step as they are
     (not their averages) outside of DDP, and computes no gradients. An error ends the previews and not the training.
 
     Args:

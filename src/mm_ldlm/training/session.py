@@ -63,7 +63,7 @@ def _how_to_continue(spec: TrainingSpec, directory: Path) -> str:
     if newest is None:
         return " before its first checkpoint. The same command starts again from the beginning."
     again = "`training.resume=auto`" if spec.training.resume == "never" else "The same command"
-    return f"; its newest checkpoint is {newest.name} of {spec.training.steps} steps. {again} continues from there."
+    return f"; its newest checkpoint is {newest.name}, of {spec.training.steps} steps. {again} continues from there."
 
 
 def reference(spec: TrainingSpec, runs: Path) -> dict[str, Any]:

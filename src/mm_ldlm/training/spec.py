@@ -1,8 +1,7 @@
 """Training spec: one JSON file with everything that a worker needs, planned by the pipeline and read by every rank.
 
-`plan` makes it of typed parameters and the validated dataset.
-
-Its paths are relative to the folder that contains it (the folder of all runs), so that it can be moved with its data.
+`plan` makes it from typed parameters and the validated dataset. Its paths are relative to the folder that contains it
+(the folder of all runs), so that it can be moved with its data.
 """
 
 import dataclasses
@@ -103,7 +102,7 @@ def stores_of_fields(fields: Collection[str]) -> tuple[str, ...]:
 def plan(
     dataset: Dataset, *, runs: Path, model: Any, objective: Any, training: TrainingConfig, encoder: Any, seed: int
 ) -> TrainingSpec:
-    """Make the spec of typed parameters and the validated dataset, with paths relative to `runs`.
+    """Make the spec from typed parameters and the validated dataset, with paths relative to `runs`.
 
     Raises:
         ConfigurationError: model, objective, labels and data do not fit together, or the run would resume from itself.

@@ -57,7 +57,7 @@ class Throughput:
     def _seconds_left(self) -> float | None:
         """Estimate the seconds until the last step or the end of `max_minutes`; None before a step was measured.
 
-        The seconds per padded token include validating and saving, which go on at the same intervals.
+        The seconds per padded token include validation and checkpoints, which continue at the same intervals.
         """
         if self._began is None or not self._measured:
             return None

@@ -48,7 +48,7 @@ class Validation:
         """Compute `KIND/NAME` → average over all examples, equal on all ranks; `loss` is the mean of the totals.
 
         `nll` and `perplexity` are those of the evaluation, from one draw for each text: per token, the length included
-        if the run has learned it, without a latent if the run can score texts so.
+        if the run has learned it, and without a latent if the run can score texts without one.
         """
         objective = self.root.objective
         generative = None if self._scores is None else objective.generative_model(self.root.model)

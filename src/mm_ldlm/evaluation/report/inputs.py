@@ -1,4 +1,4 @@
-"""What a report is made from: the record of a training, the inputs of the page, and what suites say of their rows."""
+"""Inputs of a report: the record of a training, the inputs of the page, and examples of the suites' rows."""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from mm_ldlm.training.jsonl import number, read_events, read_metrics
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run folder tells about its training; empty parts for files that it does not have."""
+    """Record of a training in its run folder; parts without a file are empty."""
 
     config: Mapping[str, Any]
     """config.json"""

@@ -47,7 +47,7 @@ class MemberConfig:
 
 @config
 class BudgetConfig:
-    """What every member may use for its training: tokens seen, or seconds of training; exactly one of them."""
+    """Budget of every member's training: tokens seen, or seconds; exactly one of them."""
 
     tokens: PositiveInt | None = None
     seconds: Duration | None = None
@@ -75,11 +75,11 @@ class ComparisonConfig:
         seeds: of every member that sets none.
         budget: null: each member trains for its own max_steps.
         baseline: name of the member that the others are compared with; null: the first.
-        learning_rates: of which each member takes its own: the one with the lowest validation loss of its first seed;
-            empty: each member's `training.optimizer.lr`.
+        learning_rates: each member takes the one with the lowest validation loss of its first seed; empty: its
+            `training.optimizer.lr`.
         layers_above: layers that stay above those of a member wherever they stand in `--env`; the other layers of the
             current environment lie below the member's.
-        jobs: sessions at the same time.
+        jobs: number of sessions that run at the same time.
     """
 
     members: tuple[MemberConfig, ...] = ()

@@ -23,8 +23,8 @@ def run_members(
 ) -> list[dict[str, Any]]:
     """Run every member with every seed, each in its own process; return how they ended.
 
-    With learning rates, only the sessions of each member's best one are run with all seeds, and returned. `folder` is
-    the folder that the plan's sessions write into; it exists then.
+    With learning rates, each member's other seeds run only at its best rate, and only the sessions at this rate are
+    returned. `folder` is the folder that the sessions write into; it exists then.
     """
     from mm_ldlm.extras.comparison.plan import Session
     from mm_ldlm.extras.comparison.sessions import run_sessions, with_best_rates
@@ -76,7 +76,7 @@ def report_members(results: dict[str, Any], reporting: "ReportingConfig") -> "tu
 
 
 def judge_members(outcomes: list[dict[str, Any]], report: str) -> None:
-    """Raise WorkerFailed where every member failed. It takes the report so that the report is saved by then."""
+    """Raise WorkerFailed if every member failed. The report is an input so that it is saved first."""
     from mm_ldlm.core import WorkerFailed
 
     if all(outcome["status"] == "failed" for outcome in outcomes):

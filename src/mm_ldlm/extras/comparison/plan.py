@@ -32,7 +32,7 @@ PIPELINES = ("validation", "training", "sampling", "evaluation", "reporting")
 PATHS = ("run", "runs", "dataset", "metrics", "report")
 """Catalog entries of a session that the comparison reads afterwards"""
 _NO_RESULT = ("comparison", "export", "reporting", "tracking", "results")
-"""Sections that do not change what a session finds out"""
+"""Sections that do not affect the results of a session"""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Session:
         environment: of `--env`.
         params: of `--params`, nested.
         fingerprint: of the resolved parameters that determine the results.
-        parameters: those that the table shows and the length of the training follows from.
+        parameters: those that the table shows or that determine the length of the training.
         folder: holds everything that the session writes.
         paths: catalog entry → its file or folder.
         stores: pipeline → folders of the stores that it has to have written before.
-        learning_rate: the one that it tries; None: that of the parameters.
+        learning_rate: the one of `comparison.learning_rates` that it tries; None: that of the parameters.
     """
 
     member: str
@@ -122,7 +122,7 @@ def plan(config: ComparisonConfig, loader: Any, project: Path) -> dict[str, Any]
 
 
 def refuse_short_trainings(sessions: Sequence[Session]) -> None:
-    """Refuse trainings that would end within their warm-up. A session whose data do not exist yet is not judged."""
+    """Refuse trainings that would end within their warm-up; sessions without data are not checked."""
     from mm_ldlm.training.spec import limits
 
     short = dict[str, tuple[int, int]]()

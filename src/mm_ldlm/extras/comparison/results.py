@@ -1,6 +1,6 @@
 """Results of a comparison: what the finished sessions wrote, in one table with intervals and paired differences.
 
-`collect` gives everything that the table, the figures and the page are made of. The table has one row for each session
+`collect` returns the content of the table, the figures and the page. The table has one row for each session
 and, for a member with several seeds, one row over all of them.
 """
 
@@ -157,7 +157,7 @@ def _against(theirs: Sequence[Finished], ours: Sequence[Finished], name: str, bo
 def _judge(paired: Mapping[str, Any], *, level: float) -> None:
     """Correct the p-values of each score for the number of members (Holm 1979), and set the verdicts by them.
 
-    One seed says nothing about other seeds, and has no p-value.
+    A difference of one seed has no p-value, because it contains nothing about other seeds.
     """
     tested: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for member in paired.values():

@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 RECORD, LOG, OPTIONS = "session.json", "log.txt", "run.json"
 LAST_LINES = 6
-"""Lines of a failed session's log that become its reason."""
+"""Number of last log lines that are the reason of a failed session"""
 POLL_SECONDS = 0.2
 QUIET_SECONDS = 60.0
-"""Between two lines that report what is still running."""
+"""Interval of the lines that report the running sessions"""
 GRACE_SECONDS = 120.0
-"""For a session to write its checkpoint after it was asked to end."""
+"""Time that a session has to write its checkpoint after it was asked to end"""
 
 Command = Callable[[Path], Sequence[str]]
 """The file of a session's options → the command that runs it."""
@@ -198,7 +198,7 @@ def _end(running: _Running) -> Outcome:
     reason = "" if code == 0 else _reason(log_of(session), code)
     status = "finished" if code == 0 else "failed"
     _record(session, status, reason=reason, seconds=seconds)
-    level, more = (logging.WARNING, f"; the others go on. {reason}") if reason else (logging.INFO, "")
+    level, more = (logging.WARNING, f"; the others continue. {reason}") if reason else (logging.INFO, "")
     log.log(level, "%s: %s after %.0f s%s", session.label, status, seconds, more)
     return Outcome(session.member, session.seed, status, reason, seconds, str(log_of(session)))
 

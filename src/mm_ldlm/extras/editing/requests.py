@@ -26,7 +26,7 @@ Which = Literal["least_likely", "random"]
 """Which tokens of a text are rewritten"""
 Mark = Annotated[str, bounded(min_length=1)]
 KEPT = f"{READ}, and the result keeps those that are not rewritten"
-"""What happens to words outside the vocabulary in a text of which a part is rewritten"""
+"""Effect on words outside the vocabulary in a text of which a part is rewritten"""
 
 # --- parts of texts ---------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ def edit(
 
 
 def _filled(model: LoadedModel, templates: Sequence[Template], written: Written) -> list[str]:
-    """Return what stays of each text as its author wrote it, with the words that were written."""
+    """Return each text with its kept parts verbatim and the new words in the gaps."""
     pairs = zip(templates, written.tokens, strict=True)
     return [template.filled(row, model.tokenizer) for template, row in pairs]
 
@@ -189,7 +189,7 @@ def interpolate(
         a: first latents, or texts.
         b: last latents, one for each of `a`.
         steps: number of texts of each pair.
-        path: way between the latents: slerp, along the great circle (and the norms linearly), or lerp, along the line
+        path: path between the latents: slerp, along the great circle (and the norms linearly), or lerp, along the line
             between the raw vectors.
         length: number of tokens, or argmax or sample of the length head given the latent.
         reembed: report the cosine of each text to its latent, at one encoder call per text.

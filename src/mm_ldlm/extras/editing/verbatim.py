@@ -1,7 +1,7 @@
 """Keep the words of a text verbatim where the model rewrites only a part of it.
 
-Token ids lack capitals, spaces and words outside the vocabulary. A template therefore keeps the written text beside
-the positions of its gaps, and only the tokens of the gaps are decoded.
+Token ids lack capitals, spaces and words outside the vocabulary. A template therefore keeps the written text
+with the positions of its gaps, and only the tokens of the gaps are decoded.
 """
 
 import itertools
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 
 CONTEXT = 3
-"""Tokens on each side that decide about spaces: as many as "nurse ' s" has."""
+"""Number of tokens on each side that determine spaces: "nurse ' s" has three"""
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Template:
     """A text with gaps.
 
     Attributes:
-        kept: what stands before, between and after the gaps; one more than there are gaps.
+        kept: text before, between and after the gaps; one more than there are gaps.
         gaps: first token position of each gap, and the one after its last.
-        own_spacing: whether spaces at a gap are those of the text alone; else a space is inserted where two words
+        own_spacing: whether only the text's own spaces stand at a gap; otherwise a space is inserted where two words
             would touch.
     """
 
@@ -45,7 +45,7 @@ class Template:
         return replace(self, gaps=tuple(gaps))
 
     def filled(self, tokens: Sequence[int], tokenizer: TextTokenizer) -> str:
-        """Return the text whose gaps contain the words of `tokens`, the ids of the whole text.
+        """Return the text whose gaps contain the words of `tokens`, the ids of the entire text.
 
         A token that continues the word before its gap, or that is punctuation, is attached to that word.
         """
@@ -81,7 +81,7 @@ def with_masks(text: str, mask: str, tokenizer: TextTokenizer) -> tuple[Template
 
 
 def rewritten(text: str, canvas: Sequence[int], tokenizer: TextTokenizer) -> Template:
-    """The template of a text some of whose tokens are masked in `canvas`, the ids of the whole text."""
+    """The template of a text some of whose tokens are masked in `canvas`, the ids of the entire text."""
     words: list[tuple[int, int, int]] = []  # first token, first character, and the character after the last
     for place, (start, stop) in enumerate(tokenizer.spans(text)):
         if words and start < words[-1][2]:  # one character has several tokens, which are a gap together
@@ -105,7 +105,7 @@ def rewritten(text: str, canvas: Sequence[int], tokenizer: TextTokenizer) -> Tem
 def _decoded(tokens: Sequence[int], start: int, stop: int, tokenizer: TextTokenizer) -> tuple[str, str, str]:
     """Decode some tokens before a gap, the gap start:stop, and some after it, with the spaces that stand between them.
 
-    Whether there is a space beside a token depends on its neighbours, so that the parts are cut out of one text.
+    A space next to a token depends on the neighbours of the token, so the parts are cut out of one text.
     """
     context = tokenizer.decode(tokens[max(0, start - CONTEXT) : stop + CONTEXT])
     first = _place_after(context, tokenizer.decode(tokens[max(0, start - CONTEXT) : start]))

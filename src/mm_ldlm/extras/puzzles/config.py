@@ -11,9 +11,9 @@ class CompletionConfig:
     """Section `completion`.
 
     Attributes:
-        after: the mark behind which the model writes, one token of every text; null leaves the suite out.
+        after: token of every text after which the model writes; null leaves the suite out.
         texts: number of held-out texts.
-        sampler: of the rest of a text; null: the model's own, as `MMLDLM.infill` uses it.
+        sampler: sampler of the rest of a text; null: the model's default, as for `MMLDLM.infill`.
     """
 
     after: str | None = None

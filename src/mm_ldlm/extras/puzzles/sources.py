@@ -44,7 +44,7 @@ class StarGraphsConfig(PuzzlesConfig):
     """Paths from the centre of a star to the end of one of its branches (arXiv:2403.06963).
 
     `ab,bc,ad,de|ac=abc`: the edges in any order, the centre and the goal, and the path. From left to right the first
-    step is hard, because it depends on the whole path; from the goal backwards every step is easy.
+    step is hard, because it depends on the entire path; from the goal backwards every step is easy.
 
     Attributes:
         branches: number of branches of the centre.

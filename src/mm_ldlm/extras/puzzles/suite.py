@@ -1,4 +1,4 @@
-"""Completion: held-out texts of which the model reads the beginning and writes the rest, which has one right answer."""
+"""Completion of held-out texts: the model reads the beginning and writes the rest, which has one right answer."""
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -14,7 +14,7 @@ from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite
 
 
 class Completion(Suite):
-    """Complete held-out texts after a mark.
+    """Complete held-out texts after a mark, such as "=".
 
     The table of texts has id, `exact` (whether all tokens after the mark are right), and `right`, their fraction.
     """
@@ -29,7 +29,7 @@ class Completion(Suite):
         capabilities = given.model.capabilities
         if refusal := None if "continue" in capabilities else capabilities.refusal("infill"):
             return refusal
-        return "completion.after names no mark" if given.sections["completion"].after is None else None
+        return "completion.after is not set" if given.sections["completion"].after is None else None
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
         model, own = given.model, given.sections["completion"]
@@ -37,7 +37,8 @@ class Completion(Suite):
         (mark,) = model.tokenizer.encode([own.after])
         if len(mark) != 1 or any(mark[0] not in row[:-1] for row in held.tokens):
             raise EvaluationError(
-                f"completion.after: expected one token that every text has before its last one, found '{own.after}'."
+                f"completion.after: expected one token that every text has before its last one, found '{own.after}'. "
+                "Set it to such a token, or to null."
             )
         starts = [row.index(mark[0]) + 1 for row in held.tokens]
         canvases = [
@@ -65,7 +66,7 @@ class Completion(Suite):
 
     def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
         note = "of held-out texts whose rest is written without an error"
-        return (Headline("completion.exact", "Completed right", "fraction", note, leading=True),)
+        return (Headline("completion.exact", "Completed correctly", "fraction", note, leading=True),)
 
     def statistics(self, tables: Sequence[pd.DataFrame]) -> dict[str, Any]:
         return {"exact": lambda rows: mean_of_counts(rows["exact"])}
