@@ -214,6 +214,15 @@ MALFORMED = {
     "n": ("/generate", b'{"n": 9}', 400, "8"),
     "characters": ("/score", json.dumps(LONG).encode(), 400, "at most 100"),
     "work": ("/invert", b'{"targets": ["w1"], "search": {"candidates": 30, "rounds": 30}}', 400, "900"),
+    **{
+        f"work in {steps[:5]}": (
+            "/infill",
+            b'{"texts": "[MASK]", "sampler": {"kind": "ancestral", "steps": %s}}' % steps.encode(),
+            400,
+            "product",
+        )
+        for steps in ("9000", "9e3", '"9000"', '"9000.0"', "9" * 2000)
+    },
     "bytes": ("/score", json.dumps({"texts": ["w1 " * 33] * 50}).encode(), 413, "4,000 bytes"),
     "token ids": ("/v1/embeddings", b'{"input": [[1, 2]]}', 400, "input[0]"),
     "dimensions": ("/v1/embeddings", b'{"input": "w1", "dimensions": 3}', 400, "dimensions"),

@@ -82,7 +82,7 @@ class Endpoint(NamedTuple):
         if work > self.limits.max_work:
             raise SamplingError(
                 f"{name}: expected a request whose rows, steps, samples, draws and other numbers have a product "
-                f"of at most {self.limits.max_work:,}, found {work:,}. Send fewer rows, or choose smaller numbers."
+                f"of at most {self.limits.max_work:,}, found {work:,.0f}. Send fewer rows, or choose smaller numbers."
             )
         one_sample = options.get("samples", 1) == 1  # further ones are numbered after all rows
         by_row = hasattr(self.function, "by_row") and one_sample and len(counts) == 1
@@ -134,9 +134,14 @@ Kind = Annotated[str | dict[str, Any], checked(registered)]
 """A sampler: its kind, or a configuration with the key `kind`"""
 
 
-def _work(value: Any) -> int:
-    """Multiply the whole numbers in a value, at any depth."""
-    if isinstance(value, int):
-        return max(value, 1)
-    inner = to_dict(value)
-    return math.prod(map(_work, inner.values())) if isinstance(inner, dict) else 1
+def _work(value: Any) -> float:
+    """Multiply the whole numbers in a value, at any depth; integers are also read from 8.0 and "8"."""
+    if isinstance(inner := to_dict(value), dict):
+        return math.prod(map(_work, inner.values()))
+    try:
+        number = float(inner)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        return 1.0
+    return max(number, 1.0) if number.is_integer() else 1.0
