@@ -49,8 +49,9 @@ def words_of(text: str) -> list[str]:
 
 
 def masked(text: str) -> str:
-    """Hide the letters and digits of a text; capitals, lengths and punctuation stay."""
-    return "".join("X" if c.isupper() else "9" if c.isdigit() else "x" if c.isalnum() else c for c in text)
+    """Hide the characters of a text, vowel signs and symbols as well; capitals, lengths and punctuation stay."""
+    kept = {c for c in text if c.isspace() or unicodedata.category(c).startswith("P")}
+    return "".join(c if c in kept else "X" if c.isupper() else "9" if c.isdigit() else "x" for c in text)
 
 
 class Vocabulary:
