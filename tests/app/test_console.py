@@ -74,6 +74,9 @@ def test_every_command_explains_itself(name: str) -> None:
     assert not [each.name for each in options if not each.help]
     shown = command.get_help(click.Context(command, info_name=name))
     assert not re.findall(r"\b(None|True|False)\b", shown)  # words of Python
+    if any(each.required for each in options):
+        arguments = [each for each in command.params if isinstance(each, click.Argument)]
+        assert "Missing option" in CliRunner().invoke(command, ["-"] * len(arguments)).output
     for option in options:
         named = {"sampler": LATENT_SAMPLERS if name == "embed" else TEXT_SAMPLERS, "latent_sampler": LATENT_SAMPLERS}
         choices = named.get(str(option.name), getattr(option.type, "choices", []))

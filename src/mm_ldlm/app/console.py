@@ -108,8 +108,8 @@ def command_of(name: str, request: Request) -> click.Command:
         flag = kind is bool
         option = click.Option(
             [f"--{each.name.replace('_', '-')}"], type=click.Choice(each.choices) if each.choices else kind,
-            is_flag=flag, default=bool(each.default) if flag else each.default, required=each.required,
-            show_default=not flag, help=each.help,
+            is_flag=flag, required=each.required, show_default=not flag, help=each.help,
+            **({} if each.required else {"default": bool(each.default) if flag else each.default}),
         )  # fmt: skip
         params.append(option)
     vectors, common = request.returns in VECTORS, (*COMMON, TRACE) if request.returns == "Texts" else COMMON
