@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.corpus.examples import read
+from tests.environments import sections
 
-from mm_ldlm.core import EvaluationError, parse
+from mm_ldlm.app.parameters import check_parameters
+from mm_ldlm.core import ConfigurationError, EvaluationError, parse
 from mm_ldlm.data.corpus.sources import Row
 from mm_ldlm.data.held_out import Sentences
 from mm_ldlm.evaluation.bootstrap import Bootstrap
@@ -87,3 +89,10 @@ def test_a_text_counts_only_if_its_whole_rest_is_right(monkeypatch: pytest.Monke
     given.sections["completion"] = parse(CompletionConfig, {"after": "?"}, at="completion")
     with pytest.raises(EvaluationError, match="completion"):
         suite.Completion().evaluate(given)
+
+
+def test_a_sampler_that_does_not_fit_the_run_is_refused_before_it() -> None:
+    fitting = {**sections("base"), "seed": 0, "completion": {"sampler": {"kind": "confidence", "steps": 2}}}
+    assert check_parameters(fitting)["completion"].sampler.steps == 2
+    with pytest.raises(ConfigurationError, match=r"completion\.sampler"):
+        check_parameters({**fitting, "completion": {"sampler": {"kind": "autoregressive"}}})

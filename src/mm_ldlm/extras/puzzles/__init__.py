@@ -5,6 +5,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "star_graphs": "mm_ldlm.extras.puzzles.sources:StarGraphsConfig",
         "sudoku": "mm_ldlm.extras.puzzles.sources:SudokuConfig",
     },
+    "checks": {"puzzles": "mm_ldlm.extras.puzzles.config:problems"},
     "sections": {"completion": "mm_ldlm.extras.puzzles.config:CompletionConfig"},
     "suites": {"completion": "mm_ldlm.extras.puzzles.suite:Completion"},
 }

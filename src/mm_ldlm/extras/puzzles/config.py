@@ -1,5 +1,6 @@
 """Parameters under `completion`."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from mm_ldlm.core import PositiveInt, config
@@ -19,3 +20,13 @@ class CompletionConfig:
     after: str | None = None
     texts: PositiveInt = 500
     sampler: Annotated[Any, TEXT_SAMPLERS] = None
+
+
+def problems(sections: Mapping[str, Any]) -> list[str]:
+    """List the sampler where it does not fit the run; the suite leaves out a run that completes no texts."""
+    sampler, capabilities = sections["completion"].sampler, sections["objective"].capabilities(sections["model"])
+    completes = not capabilities.uses.isdisjoint(("continue", "infill"))
+    if sampler is None or not completes:
+        return []
+    reason = capabilities.sampler_refusal(sampler, "infill", given_latent=False)
+    return [] if reason is None else [f"parameter 'completion.sampler': {reason}"]
