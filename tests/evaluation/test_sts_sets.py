@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_ldlm.core import EvaluationError
+from mm_ldlm.evaluation.config import StsConfig, check_sets
 from mm_ldlm.evaluation.sts_sets import FORMATS, StsSet, StsSource, from_pairs, load_sts
 
 PAIRS = [("A plane, taking off.", 'An "air" plane', 5.0), ("Zwei Männer", "two men", 0.5), ("x y", "z", 3.25)]
@@ -91,3 +93,14 @@ def test_a_set_has_every_sentence_once(pairs: list[tuple[str, str, float]]) -> N
         found = from_pairs("set", pairs)
         assert as_pairs(found) == stripped
         assert sorted(found.sentences) == sorted({text for a, b, _ in stripped for text in (a, b)})
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=40))
+def test_a_set_is_refused_before_a_run_if_a_resample_of_it_may_have_one_score_only(golds: list[int]) -> None:
+    chance = sum((golds.count(gold) / len(golds)) ** len(golds) for gold in set(golds))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "f")
+        file.write_text("".join(f"a{i},b{i},{gold}\n" for i, gold in enumerate(golds)))
+        with contextlib.nullcontext() if chance < 1e-6 else pytest.raises(EvaluationError):
+            check_sets(StsConfig(files={"set": str(file)}))

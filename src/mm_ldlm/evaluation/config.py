@@ -1,6 +1,7 @@
 """Typed parameters of the pipelines `evaluation` and `reporting`."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal
@@ -8,6 +9,7 @@ from typing import Annotated, Any, Literal
 from mm_ldlm.core import (
     CheckpointName,
     Device,
+    EvaluationError,
     PositiveInt,
     Repeats,
     Rows,
@@ -167,6 +169,9 @@ class LikelihoodConfig:
     buckets: Bins = 10
     other_texts: tuple[TextFile, ...] = ()
 
+    def __post_init__(self) -> None:
+        refuse_repeated([text.name for text in self.other_texts], "other_texts")
+
 
 @config
 class GenerationConfig:
@@ -262,15 +267,26 @@ class ReportingConfig:
                 yield f"compare[{place}]", name
 
 
+RAREST = 1e-6
+"""Largest probability that all pairs of a resample of an STS set have one score"""
+
+
 def check_sets(config: StsConfig) -> None:
     """Read the STS sets that are files, so that a run does not find at its end that it cannot.
 
     Raises:
-        EvaluationError: one is missing or malformed.
+        EvaluationError: one is missing or malformed, or has so few scores that some resample of it has only one.
     """
     for source in config.sources:
         if source.format != "hub":
-            load_sts(source)
+            pairs = load_sts(source)
+            counts = Counter(pairs.gold_N.tolist()).values()
+            if sum((count / len(pairs)) ** len(pairs) for count in counts) > RAREST:
+                raise EvaluationError(
+                    f"STS set '{source.name}': expected scores that differ in every resample too, such as 8 different "
+                    f"ones, found {len(pairs)} pairs, {max(counts)} of them with one score. Add pairs, or remove the "
+                    "set from evaluation.sts."
+                )
 
 
 def problems(sections: Mapping[str, Any]) -> list[str]:

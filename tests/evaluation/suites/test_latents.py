@@ -1,6 +1,7 @@
 """Metrics of sampled latents against their definitions."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_similarity
 
 from mm_ldlm.core import EvaluationError
+from mm_ldlm.evaluation.bootstrap import Bootstrap
+from mm_ldlm.evaluation.config import EvaluationConfig
 from mm_ldlm.evaluation.suites.latents import (
+    _compared,
     calibration,
     cosine,
     frechet_distance,
@@ -45,6 +49,8 @@ def test_a_collapsed_model_ranks_in_the_middle() -> None:
     same = np.ones((9, 4))
     assert (ranks(same, same, np.ones((4, 4))) == 7).all()  # 13 equal candidates
     assert (ranks(real, real, real[:0]) == 1).all()
+    given: Any = SimpleNamespace(bootstrap=Bootstrap(20), config=EvaluationConfig())
+    assert _compared(same, real, real, given)["neighbourhoods"] is None  # no rank correlation is defined
 
 
 @settings(max_examples=10)

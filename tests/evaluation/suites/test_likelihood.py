@@ -106,8 +106,9 @@ def test_other_texts_are_scored_up_to_the_length_that_the_model_reads(tmp_path: 
         asked.extend(texts)
         return scores(count=len(texts))
 
-    model = SimpleNamespace(tokenizer=words, max_length=2)
-    found = _zero_shot(model, source, cost, ["unconditional"], LikelihoodConfig(), None)
+    model = SimpleNamespace(tokenizer=words, max_length=2, no_encoder="no encoder")  # nothing embeds these texts
+    found = _zero_shot(model, source, cost, ["unconditional", "given_latent"], LikelihoodConfig(), None)
+    assert "given_latent" not in found
     assert (asked, found["sentences"], found["outside_length"]) == (["a", "a b"], 2, 1)
 
 

@@ -23,7 +23,10 @@ class Latents(Suite):
     template = "mm_ldlm.evaluation.suites/latents.html.j2"
 
     def skip_reason(self, given: Evaluation) -> str | None:
-        return super().skip_reason(given) or without_truth(given.samples["t2l"])
+        samples = given.samples["t2l"]
+        few = "expected at least two held-out texts, found one; raise sampling.rows"
+        one = few if samples["id"].nunique() < 2 else None
+        return super().skip_reason(given) or without_truth(samples) or one
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
         config, seed, dataset = given.config.latents, given.seed, given.dataset
@@ -94,7 +97,8 @@ def _compared(latents_nd: np.ndarray, real_nd: np.ndarray, others_md: np.ndarray
     near = None
     if len(real_nd) >= 3:
         correlation_n, overlap = neighbourhoods(latents_nd, real_nd, limit=given.config.latents.neighbourhood_sentences)
-        near = {"rank_correlation": bootstrap.mean(correlation_n), "overlap": overlap}
+        if np.isfinite(correlation_n).all():  # otherwise the model has collapsed
+            near = {"rank_correlation": bootstrap.mean(correlation_n), "overlap": overlap}
     return {
         "cosine": bootstrap.mean(cosine_n),
         "cosine_quantiles": {f"{q:g}": np.quantile(cosine_n, q) for q in (0.01, 0.05, 0.25, 0.5, 0.75, 0.95)},

@@ -66,7 +66,7 @@ class Likelihood(Suite):
         cost = partial(model.score, draws=config.draws, seed=given.seed)
         expected = [name for name in PARTS if name == "unconditional" or "latents" in capabilities.fields]
         parts = [name for name in PARTS if PARTS[name][0] in capabilities]
-        wrap = wrap_of(given.dataset.tokens)
+        wrap, lacks = wrap_of(given.dataset.tokens), "given_latent" in parts and model.no_encoder is not None
         costs: dict[str, Scores] = {
             name: cost(held.texts, ids=held.tokens, latents=held.latents if name == "given_latent" else None)
             for name in parts
@@ -76,7 +76,14 @@ class Likelihood(Suite):
             "sentences": len(held),
             "wrapped": wrap is not None,
             "draws": None if capabilities.likelihood == "exact" else config.draws,
-            "left_out": [capabilities.refusal(PARTS[name][0]) for name in expected if name not in parts],
+            "left_out": [
+                *(capabilities.refusal(PARTS[name][0]) for name in expected if name not in parts),
+                *(
+                    f"costs of the text {each.name} given latents: {model.no_encoder}"
+                    for each in config.other_texts
+                    if lacks
+                ),
+            ],
             **{name: _summary(scores, held.texts, config) for name, scores in costs.items()},
             "zero_shot": {text.name: _zero_shot(model, text, cost, parts, config, wrap) for text in config.other_texts},
         }
@@ -176,6 +183,8 @@ def _zero_shot(
         "unknown_fraction": sum(row.count(model.tokenizer.unk_id) for row in tokens) / sum(map(len, tokens)),
     }
     for name in parts:
+        if name == "given_latent" and model.no_encoder is not None:
+            continue
         latents_nd = model.encode(texts, too_long="truncate") if name == "given_latent" else None
         found[name] = _summary(cost(texts, ids=tokens, latents=latents_nd), texts, config)
     return found
