@@ -14,7 +14,7 @@ from scipy.stats import poisson as reference
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from mm_ldlm.core import parse
+from mm_ldlm.core import SamplingError, parse
 from mm_ldlm.diffusion.masked import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MaskSchedule
@@ -213,6 +213,8 @@ def test_a_row_grows_by_itself_and_only_where_it_has_masks() -> None:
     assert len(second) <= 2 < len(fourth) <= SHAPE.max_length
     assert MASK not in (*first, *second, *fourth)
     assert int(made.calls_per_row[2]) == 0
+    with pytest.raises(SamplingError, match=r"guidance 2\.0"):
+        write(exact, canvas_BL, guidance=2.0)
     assert int(made.calls_per_row.max()) <= made.model_calls <= InsertionSampler(steps=6).most_calls(4)
     alone = InsertionSampler(steps=6).sample(
         Canvas(denoise=exact.predict, process=exact.process, tokens=canvas_BL[3:], generator=rows(4).select(torch.tensor([3])))

@@ -19,6 +19,7 @@ from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.families.flexmdm.process import Insertion, InsertionConfig, chance
 from mm_ldlm.sampling.base import DiffusionSampler, unfit
 from mm_ldlm.sampling.denoising import Canvas, Prediction, TextSample
+from mm_ldlm.sampling.guidance import no_condition
 from mm_ldlm.sampling.limits import Steps
 from mm_ldlm.sampling.logit_filters import draw_tokens
 from mm_ldlm.sampling.orders import top_by_row
@@ -51,6 +52,8 @@ class InsertionSampler(DiffusionSampler):
         return None if isinstance(process, InsertionConfig) else unfit(self.kind, "a model of insertions", process)
 
     def write(self, canvas: Canvas) -> TextSample:
+        if self.guidance != 1.0:
+            raise no_condition(self.guidance)
         process, observe = canvas.diffusion, canvas.observe
         assert isinstance(process, Insertion)
         sample, open_BP, limit_B = _start(canvas)
