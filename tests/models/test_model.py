@@ -123,6 +123,13 @@ def test_a_text_of_padding_alone_is_finite_forward_and_backward(kind: str, optio
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
 
 
+@pytest.mark.parametrize("schedule", ["log_linear", "cosine"])
+def test_pitfall_12_noise_without_signal_is_a_finite_time(schedule: str) -> None:
+    model = model_of("dit", {"time_schedule": {"kind": schedule, "epsilon": 0.0}})
+    found = answers(model, random_batch(), t_B=torch.tensor([0.0, 0.5, 1.0, 1.0]))
+    assert all(bool(value.isfinite().all()) for value in found.values())
+
+
 @each_model
 def test_chosen_positions_have_the_logits_of_a_whole_pass(kind: str, options: dict[str, Any]) -> None:
     model, batch = model_of(kind, options), random_batch()

@@ -80,7 +80,7 @@ class TextTransformer(nn.Module):
     def time_features(self, t_B: Tensor) -> Tensor:
         """Compute the sinusoidal embedding (B, 256) float32 of t or σ(t), or of 0 without conditioning on time."""
         if self.config.time_schedule is not None:
-            t_B = -self.config.time_schedule.alpha(t_B).log()
+            t_B = -self.config.time_schedule.alpha(t_B).clamp_min(torch.finfo(t_B.dtype).tiny).log()  # α_1 may be 0
         t_B = t_B if self.config.time_conditioning else torch.zeros_like(t_B)
         return sinusoid(t_B, factor=self.config.time_factor)
 
