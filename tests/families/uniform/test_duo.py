@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.components import SHAPE, model_of, random_batch, root_of
+from tests.components import SHAPE, configs_of, model_of, random_batch, root_of
 from torch import Tensor
 
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.base import Batch, Losses
 from mm_ldlm.objectives.root import TrainableRoot
@@ -68,3 +69,11 @@ def test_the_loss_of_the_curriculum_is_its_part_of_the_nelbo(schedule: str) -> N
     )  # fmt: skip
     expected = float(mean_K.mean() * (last - first))
     assert float((total / number).detach()) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("options", [{"kept_last": 1e-4}, {"kept_first": 0.05}, {"kept_first": 0.99995}])
+def test_a_window_that_the_schedule_does_not_reach_is_refused(options: dict[str, Any]) -> None:
+    """Its times would lie outside 0 to 1, where the loss has the weights of another α."""
+    process = {"kind": "uniform", "schedule": {"kind": "geometric", "sigma_max": 7.0}}
+    with pytest.raises(ConfigurationError, match="kept_last"):
+        configs_of("duo", {"process": process, **options})

@@ -9,7 +9,7 @@ B examples, L positions, M scored positions, N words.
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ class DistillationConfig(GaussianTextConfig):
         grid: 1/δ of the first round.
         rounds: rounds of equal length; δ is 2^(rounds − 1)/grid in the last one.
     """
+
+    z_loss: ClassVar[float] = 0.0  # type: ignore[misc]
 
     kind: str = "duo_distillation"
     kept_first: Kept = 0.999

@@ -45,11 +45,15 @@ class GaussianTextConfig(TextDiffusionConfig):
             f"process must be 'uniform', the argmax of Gaussian noise, found '{self.process.kind}'",
             "process.kind",
         )
+        schedule = self.process.schedule.build()
+        last, first = (float(schedule.alpha(torch.tensor(t, dtype=torch.float64))) for t in (1.0, 0.0))
         refuse_if(
-            not self.kept_last < self.kept_first,
-            f"kept_last must be below kept_first, found {self.kept_last} and {self.kept_first}",
+            not last <= self.kept_last < self.kept_first <= first,
+            f"kept_last must be below kept_first, and both among the α of process.schedule, {last:g} to {first:g}; "
+            f"found {self.kept_last} and {self.kept_first}",
             "kept_last",
             "kept_first",
+            "process.schedule.kind",
         )
 
 
