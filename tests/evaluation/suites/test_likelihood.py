@@ -1,6 +1,7 @@
 """Costs of texts: rates, intervals, bits, noise levels and files of other texts."""
 
 import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +48,7 @@ def test_the_rate_weighs_sentences_by_their_tokens(sentences: list[tuple[float, 
     repeated = per_token(nll * 4, length * 4)
     assert repeated["value"] == pytest.approx(found["value"])
     assert repeated["standard_error"] <= found["standard_error"] + 1e-9 or len(nll) == 1
+    json.dumps([found, mean(nll)], allow_nan=False)
 
 
 def test_intervals_of_rates_and_means_cover_the_truth() -> None:

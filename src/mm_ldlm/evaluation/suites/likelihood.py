@@ -223,11 +223,12 @@ def per_token(nll_N: npt.ArrayLike, length_N: npt.ArrayLike) -> dict[str, float]
     return _estimate(rate, math.sqrt(count / max(1, count - 1) * (residual_N**2).sum()) / length_N.sum())
 
 
-def mean(values_N: npt.ArrayLike) -> dict[str, float]:
-    """Compute the mean of per-sentence values with its standard error, which is NaN for a single sentence."""
+def mean(values_N: npt.ArrayLike) -> dict[str, Any]:
+    """Compute the mean of per-sentence values with its standard error; a single sentence has none."""
     value_N = np.asarray(values_N, dtype=np.float64)
-    error = value_N.std(ddof=1) / math.sqrt(len(value_N)) if len(value_N) > 1 else math.nan
-    return _estimate(value_N.mean(), error)
+    if len(value_N) < 2:
+        return {"value": float(value_N.mean()), **dict.fromkeys(("standard_error", "low", "high"))}
+    return _estimate(value_N.mean(), value_N.std(ddof=1) / math.sqrt(len(value_N)))
 
 
 def perplexity(rate: Mapping[str, float]) -> dict[str, float] | None:
@@ -238,7 +239,7 @@ def perplexity(rate: Mapping[str, float]) -> dict[str, float] | None:
         return None
 
 
-def latent_bits(*, unconditional: Scores, given_latent: Scores) -> dict[str, dict[str, float]]:
+def latent_bits(*, unconditional: Scores, given_latent: Scores) -> dict[str, dict[str, Any]]:
     """Compute the difference of unconditional and conditional cost in bits, per token and per sentence.
 
     Differences are taken sentence by sentence, so that the standard errors are those of the differences. If both costs
