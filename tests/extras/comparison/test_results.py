@@ -231,7 +231,7 @@ def test_the_page_shows_runs_failures_differences_and_curves(tmp_path: Path) -> 
     for text in (
         "Comparison of 3 models", "90 seconds of training", "2 of 3 runs", "The baseline is first", "1,234", "Failed runs",
         "Error: &lt;why&gt;", "second − first", "Likelihood, paired on 60 sentences", "no seed is finished by both",
-        "Learning curves",
+        "Learning curves", f"{100 * found['level']:g} % t interval",
     ):  # fmt: skip
         assert text in page, text
     difference = next(row for row in found["rows"] if row["member"] == "second")["difference"]

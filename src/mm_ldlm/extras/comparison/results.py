@@ -69,10 +69,10 @@ def collect(
         reports: folder of the table and the page; paths in them are relative to it.
 
     Returns:
-        budget, baseline, seeds; runs and table, side by side (`compare.side_by_side`); rows, one for each session and
-        one over the seeds of a member, whose last row has the differences; paired: for each member but the baseline
-        the differences member − baseline on the seeds that both finished, or {"left_out": reason}; failed: member,
-        seed, reason, log; curves.
+        budget, baseline, level of the intervals, seeds; runs and table, side by side (`compare.side_by_side`); rows,
+        one for each session and one over the seeds of a member, whose last row has the differences; paired: for each
+        member but the baseline the differences member − baseline on the seeds that both finished, or {"left_out":
+        reason}; failed: member, seed, reason, log; curves.
     """
     ended = list(zip(sessions, outcomes, strict=True))
     finished = {session.label: open_finished(session) for session, outcome in ended if outcome.status == "finished"}
@@ -97,6 +97,7 @@ def collect(
     return {
         "budget": str(config.budget or "each member's own max_steps"),
         "baseline": config.reference,
+        "level": bootstrap.level,
         "seeds": sorted({session.seed for session in sessions}),
         **compare.side_by_side([one.result for one in finished.values()]),
         "rows": rows,

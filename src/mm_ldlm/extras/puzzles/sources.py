@@ -30,7 +30,7 @@ class PuzzlesConfig(SourceConfig):
 
     def rows(self, opening: Opening) -> Iterator[Row]:
         draw = np.random.default_rng(opening.seed)
-        counts = {"train": self.num_train, "validation": self.num_validation or 0, "test": self.num_test or 0}
+        counts = {"train": self.num_train, "validation": self.num_validation, "test": self.num_test}
         splits = [split for split, count in counts.items() for _ in range(count)]
         for number, split in enumerate(splits, start=1):
             yield Row(self.puzzle(draw), self.kind, number, split)
