@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.components import OBJECTIVES_AND_OPTIONS, SHAPE, configs_of, labelled, random_batch, root_of
+from tests.components import OBJECTIVES_AND_OPTIONS, PROCESSES, SHAPE, configs_of, labelled, random_batch, root_of
 from tests.sampling.toys import build, recorded
 from torch import Tensor
 
 from mm_ldlm.core import SamplingError, config
+from mm_ldlm.diffusion.process import TEXT_PROCESSES
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.capabilities import Capabilities
@@ -187,16 +188,22 @@ def test_lengths_that_were_never_trained_are_refused(given: bool, refuses: Any) 
 
 
 def test_every_token_is_predicted_from_the_other_half_of_its_text() -> None:
-    root, batch, seen = root_of("multimodal", {}, stirred=False), random_batch(), []
+    options = {"process": {"kind": "absorbing", "schedule": {"kind": "cosine"}}}
+    root, batch, seen, times = root_of("multimodal", options, stirred=False), random_batch(), [], []
     made = root.objective.generative_model(root.model)
-    root.model.register_forward_pre_hook(
-        lambda module, given, options: seen.append((given[0], options["logits_at"])), with_kwargs=True
-    )
+
+    def see(module: Any, given: tuple[Any, ...], options: dict[str, Any]) -> None:
+        seen.append((given[0], options["logits_at"]))
+        times.append(options["t_text_B"])
+
+    root.model.register_forward_pre_hook(see, with_kwargs=True)
     with made.evaluating():
         found_BL, calls = made.token_log_probs(
             batch.tokens_BL, latents_Bd=batch.fields["latents"], generator=RowGenerator(0, torch.arange(4))
         )
     assert calls == len(seen)
+    half = root.objective.process.mask_probability(torch.stack(times))
+    torch.testing.assert_close(half, torch.full_like(half, 0.5))
     asked = torch.stack([asked_BL.int() for _, asked_BL in seen]).sum(0)
     assert torch.equal(asked, batch.valid_BL.int() * calls // 2), "every token as often as the others"
     assert all(bool((noisy_BL[asked_BL] == SHAPE.mask_id).all()) for noisy_BL, asked_BL in seen)
@@ -204,6 +211,19 @@ def test_every_token_is_predicted_from_the_other_half_of_its_text() -> None:
     assert not torch.equal(seen[0][1], seen[2][1]), "by several divisions"
     equal = torch.where(batch.valid_BL, -math.log(len(SHAPE.word_ids)), 0.0)  # at initial weights all words are
     torch.testing.assert_close(found_BL, equal, check_dtype=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), **labelled(case for case in PROCESSES if not TEXT_PROCESSES.find(case[0], at="").stores)
+)
+def test_every_token_has_a_finite_log_probability_under_every_process(kind: str, options: dict[str, Any]) -> None:
+    root, batch = root_of("multimodal", {"process": {"kind": kind, **options}}), random_batch(examples=16)
+    made = root.objective.generative_model(root.model)
+    with made.evaluating():
+        found_BL, _ = made.token_log_probs(
+            batch.tokens_BL, latents_Bd=batch.fields["latents"], generator=RowGenerator(0, torch.arange(16))
+        )
+    assert bool(found_BL.isfinite().all())
 
 
 @config

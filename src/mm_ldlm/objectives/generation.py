@@ -4,6 +4,7 @@ B examples, L length of the canvas, M positions whose logits are needed, V vocab
 N longest text.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -179,6 +180,9 @@ class DenoiserGeneration(GenerativeModel, ABC):
         valid_BL = tokens_BL != self.shape.pad_id
         rows_B = torch.arange(len(tokens_BL), device=tokens_BL.device)
         t_B = torch.full(rows_B.shape, 0.5, device=tokens_BL.device)
+        if (schedule := self.process.mask_schedule) is not None:
+            t_B = schedule.time_of_mask_ratio(t_B).float()
+        lowest = math.log(torch.finfo(torch.float32).tiny)  # of words that approximate scores exclude
         sum_BL = torch.zeros(tokens_BL.shape, dtype=torch.float64, device=tokens_BL.device)
         for number in range(HALVINGS):
             stream = generator.fork(number)
@@ -190,5 +194,5 @@ class DenoiserGeneration(GenerativeModel, ABC):
                 output_MV = logits(noisy_BL, t_B, rows_B, half_BL)
                 log_x0_MV = self.process.log_x0(self.process.x0_logits(output_MV, noisy_M, t_M), noisy_M)
                 found_M = log_x0_MV.gather(1, tokens_BL[half_BL].unsqueeze(1)).squeeze(1)
-                sum_BL = sum_BL.masked_scatter(half_BL, sum_BL[half_BL] + found_M.double())
+                sum_BL = sum_BL.masked_scatter(half_BL, sum_BL[half_BL] + found_M.double().clamp_min(lowest))
         return sum_BL / HALVINGS, 2 * HALVINGS
