@@ -90,6 +90,9 @@ def test_a_saved_state_continues_to_the_bit(name: Any) -> None:
     state = optimization.tensors()
     with pytest.raises(KeyError):
         other.load({name.replace("head", "tail"): value for name, value in state.items()})
+    held = Optimization(Model().to("meta"), OptimizerConfig(name=name), max_steps=10, scaler=OFF)
+    held.load(state)  # on the device of its parameters, which the kernel of a GPU reads
+    assert {value.device.type for value in held.tensors().values()} == {"meta"}
     with pytest.raises(ValueError, match="different entries"):
         other.load({name: value for name, value in state.items() if "head.bias/exp_avg_sq" not in name})
 

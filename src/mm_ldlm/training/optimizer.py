@@ -62,7 +62,7 @@ class Optimization:
         self.groups = parameter_groups(root, config)
         self.named: dict[str, nn.Parameter] = {name: p for group in self.groups for name, p in group["params"]}
         self.parameters = list(self.named.values())
-        sharded = any(hasattr(p, "full_tensor") for p in self.parameters)
+        self.sharded = any(hasattr(p, "full_tensor") for p in self.parameters)
         made = {
             name: [
                 {"params": [p for _, p in group["params"]], "lr": group["base_lr"]}
@@ -76,7 +76,7 @@ class Optimization:
         if made["adamw"]:
             self.optimizers["adamw"] = torch.optim.AdamW(
                 made["adamw"], lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=0.0,
-                fused=not sharded or None, foreach=True if sharded else None,
+                fused=not self.sharded or None, foreach=True if self.sharded else None,
             )  # fmt: skip
         if made["muon"]:
             self.optimizers["muon"] = torch.optim.Muon(
@@ -153,7 +153,9 @@ class Optimization:
             p = self.named[name]
             if not value.is_floating_point():
                 raise ValueError(f"{key} has numbers of the type {value.dtype}")
-            held = torch.empty_like(value if value.ndim == 0 else p)
+            # A fused optimizer reads the number of its steps on the device; another one on the CPU, without waiting.
+            device = value.device if self.sharded else p.device
+            held = torch.empty_like(value, device=device) if value.ndim == 0 else torch.empty_like(p)
             assign(held, value)
             self.optimizers[kind].state[p][entry] = held
         for kind, optimizer in self.optimizers.items():
