@@ -219,7 +219,7 @@ def write_bytes(path: str | Path, data: bytes | memoryview) -> None:
     path = Path(path)
     refuse_other(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
+    temporary = temporary_of(path)
     try:
         with open(temporary, "wb") as file:
             file.write(data)
@@ -257,7 +257,7 @@ def new_directory(path: str | Path) -> Iterator[Path]:
     path = Path(path).resolve() if Path(path).is_symlink() else Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_temporaries(path.parent, of=path.name)
-    temporary = _temporary(path)
+    temporary = temporary_of(path)
     temporary.mkdir()
     try:
         yield temporary
@@ -265,7 +265,7 @@ def new_directory(path: str | Path) -> Iterator[Path]:
             if file.is_file():
                 _sync(file)
         if path.exists():
-            old = _temporary(path)
+            old = temporary_of(path)
             os.replace(path, old)
             os.replace(temporary, path)
             shutil.rmtree(old)
@@ -324,7 +324,8 @@ def is_taken(path: str | Path) -> bool:
     return any(Path(path).iterdir()) if os.path.isdir(path) else os.path.lexists(path)
 
 
-def _temporary(path: Path) -> Path:
+def temporary_of(path: Path) -> Path:
+    """Return a new name next to a path, which `remove_temporaries` finds."""
     return path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}-{path.name}")
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_ldlm.core import CheckpointError
+from mm_ldlm.core.files import remove_temporaries
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import MARKER, all_in, chosen_run, latest, name_of, pointed, weights_folder
 
@@ -104,6 +105,8 @@ def test_pitfall_22_a_kill_at_every_write_leaves_the_old_or_the_new_checkpoint(
         work()  # the next session writes it again
         assert [path.name for path in all_in(directory)] == [name_of(6)]
         assert loaded(folder.find(root / "run")) == 6
+        remove_temporaries(directory)  # as every session
+        assert {path.name for path in directory.iterdir()} == {name_of(6), "latest"}
         if count < at:
             break
     assert seen == {4, 6}

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mm_ldlm.core import CheckpointError, UnsafePathError, foreign_code
-from mm_ldlm.core.files import InputFile, inside, json_document, new_directory, write_text
+from mm_ldlm.core.files import InputFile, inside, json_document, new_directory, temporary_of, write_text
 from mm_ldlm.data.store.fingerprint import file_sha256
 from mm_ldlm.data.store.manifest import VERIFIED
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG, MARKER, NAME, all_in, latest, name_of, pointed
@@ -107,7 +107,7 @@ def apply_retention(directory: Path, *, last: int, every: int | None) -> None:
 def remove(path: Path) -> None:
     """Remove a checkpoint, its marker first, so that an interrupted removal leaves no checkpoint."""
     (path / MARKER).unlink(missing_ok=True)
-    trash = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    trash = temporary_of(path)
     os.replace(path, trash)
     shutil.rmtree(trash, ignore_errors=True)
 
