@@ -50,10 +50,14 @@ def test_half_a_line_of_a_killed_writer_is_removed(left: bytes, tmp_path: Path) 
     file = tmp_path / "log.jsonl"
     file.write_bytes(b'{"step": 1}\n' + left)
     assert read_lines(file) == [{"step": 1}]
+    stopped = iter([False, False, True, True])
+    lines = follow(file, stop=lambda: next(stopped), interval=0)
+    assert next(lines) == []
     log = Tracker(file)
     log.metrics(2, {})
     log.close()
     assert read_lines(file) == [{"step": 1}, {"step": 2}]
+    assert [line for batch in lines for line in batch] == [{"step": 2}]
 
 
 def test_repeated_steps_count_once(tmp_path: Path) -> None:

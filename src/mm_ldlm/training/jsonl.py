@@ -91,7 +91,8 @@ def follow(path: Path, *, stop: Callable[[], bool], interval: float = 0.5) -> It
 
     The iterator ends when `stop()` is true and all lines written until then were yielded. The file need not exist yet.
     """
-    inode, position = (path.stat().st_ino, path.stat().st_size) if path.exists() else (0, 0)
+    # Half a line of a killed writer is removed by the next one (`Tracker`).
+    inode, position = (path.stat().st_ino, path.read_bytes().rfind(b"\n") + 1) if path.exists() else (0, 0)
     while True:
         stopping = stop()
         data = b""
