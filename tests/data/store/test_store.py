@@ -7,7 +7,9 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -326,6 +328,20 @@ def test_mapped_pages_are_released_and_descriptors_closed(tmp_path: Path, monkey
     store.release()
     assert store._resident == 0
     assert read(store) == expected
+
+
+def test_threads_read_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "RESIDENT_BYTES", 3000)
+    store, each = build(tmp_path, 400, shard_rows=2), 150
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            drawn = np.random.default_rng(0).integers(0, 400, (2 * each, 30))
+            found = [*pool.map(lambda rows: store.fixed("v").take(rows)[:, 0], drawn)]
+    finally:
+        sys.setswitchinterval(before)
+    assert np.array_equal(found, drawn)
 
 
 def test_processes_read_the_same_rows_and_pickles_have_none(tmp_path: Path) -> None:

@@ -207,7 +207,8 @@ class ShardStore:
     def release(self, *, keep: int | None = None) -> None:
         """Release the mapped pages; the data remain readable and are mapped again on the next read."""
         for shard in self._touched.keys() - {keep}:
-            self._resident -= self._touched.pop(shard)
+            released = self._touched.pop(shard, 0)  # another thread may have released it
+            self._resident -= released
             if hasattr(mmap, "MADV_DONTNEED"):
                 address, size = self._maps[shard].address, self._maps[shard].size
                 ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
