@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import shutil
+import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,6 +134,21 @@ def test_the_maximum_length_keeps_the_special_tokens(name: str, folder: str) -> 
     (cut,), (ids,) = (each.tokenise(["a b c d e f the cat"]) for each in (encoder, whole))
     assert (len(cut), cut[0], cut[-1]) == (6, ids[0], ids[-1])
     assert encoder_of("library", max_length=6).model.max_seq_length == 6
+
+
+@pytest.mark.parametrize("name", ["minilm", "e5"])
+def test_texts_are_cut_while_other_threads_count_their_tokens(name: str) -> None:
+    encoder, long = encoder_of(name, max_length=6), ["a b c d e f " * 300]
+    before, done = sys.getswitchinterval(), threading.Event()
+    counting = threading.Thread(target=lambda: [encoder.count_tokens(long) for _ in iter(done.is_set, True)])
+    sys.setswitchinterval(1e-5)
+    counting.start()
+    try:
+        assert {len(encoder.tokenise(long)[0]) for _ in range(200)} == {6}
+    finally:
+        done.set()
+        counting.join()
+        sys.setswitchinterval(before)
 
 
 def test_a_source_language_reaches_the_tokenizer() -> None:

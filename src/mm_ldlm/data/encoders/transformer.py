@@ -4,6 +4,8 @@ B sentences, L tokens, d dimensions.
 """
 
 import contextlib
+import copy
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,8 +49,12 @@ class TransformerEncoder(Encoder):
         self.max_length = self.spec.max_length
 
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
-        counts = _count(self.tokenizer, self.spec.prompt, sentences)
+        counts = _count(self._counter, self.spec.prompt, sentences)
         return [count + (self._final_id is not None) for count in counts]
+
+    @functools.cached_property
+    def _counter(self) -> Any:
+        return copy.deepcopy(self.tokenizer)
 
     def tokenise(self, sentences: Sequence[str]) -> list[list[int]]:
         """Return ids with prompt and special tokens, truncated to the spec's maximum."""
@@ -173,7 +179,11 @@ class SentenceTransformersEncoder(Encoder):
         self.max_length = self.model.max_seq_length
 
     def count_tokens(self, sentences: Sequence[str]) -> list[int]:
-        return _count(self.model.tokenizer, self.spec.prompt, sentences)
+        return _count(self._counter, self.spec.prompt, sentences)
+
+    @functools.cached_property
+    def _counter(self) -> Any:
+        return copy.deepcopy(self.model.tokenizer)
 
     def run(self, prepared: list[str]) -> npt.NDArray[np.float32]:
         """Return (n, d) float32 in the order of the sentences."""
@@ -202,6 +212,10 @@ def pool(hidden_BLd: torch.Tensor, valid_BL: torch.Tensor, *, how: Pooling) -> t
 
 
 def _count(tokenizer: Any, prompt: str, sentences: Sequence[str]) -> list[int]:
+    """Count the tokens of sentences by a tokenizer that does nothing else.
+
+    Whether it truncates is a state of a tokenizer, and other threads encode meanwhile.
+    """
     ids = tokenizer([prompt + sentence for sentence in sentences], truncation=False, verbose=False)["input_ids"]
     return [len(row) for row in ids]
 
