@@ -69,7 +69,8 @@ def _with_fault(fault: Fault, losses: Losses, model: Any) -> Losses:
     if fault.kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault.kind == "stop":
-        signal.raise_signal(signal.SIGTERM)
+        for _ in range(2):  # a service manager signals all processes of a run, and the launcher its ranks
+            signal.raise_signal(signal.SIGTERM)
     name = next(name for name in losses if name.endswith("_loss"))
     value, count = losses[name]
     if fault.kind == "nan_loss":

@@ -7,10 +7,11 @@ It imports only torch, numpy, pyarrow, safetensors and the tokenizer, so a GPU h
 
 import argparse
 import contextlib
+import math
 import platform
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -32,6 +33,9 @@ from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.preflight import preflight
 from mm_ldlm.training.session import read_status, sole_writer, write_status
 from mm_ldlm.training.spec import TrainingSpec
+
+ONE_REQUEST = 5.0
+"""Seconds within which several signals are one request to stop"""
 
 
 def train(spec: TrainingSpec, *, root: Path, data: Data | None = None) -> tuple[loop.Ending, int]:
@@ -131,18 +135,22 @@ def _status(directory: Path, process: Process, status: str, step: int, **more: A
 
 @contextmanager
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Make SIGTERM and SIGINT set a flag that the loop reads in every step; a second signal ends the process."""
-    requested = threading.Event()
+    """Make SIGTERM and SIGINT set a flag that the loop reads in every step; a later second signal ends the process.
+
+    A service manager signals all processes of a run, and the launcher then its ranks: at one time, it is one request.
+    """
+    first = math.inf
 
     def handle(number: int, frame: Any) -> None:
-        if requested.is_set():
+        nonlocal first
+        if time.monotonic() - first > ONE_REQUEST:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        requested.set()
+        first = min(first, time.monotonic())
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield requested.is_set
+        yield lambda: first < math.inf
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
