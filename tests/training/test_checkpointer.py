@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -135,12 +136,13 @@ def test_pitfall_38_a_damaged_latest_checkpoint_is_not_passed_over(
 def test_the_best_checkpoint_is_kept_by_its_metric(tmp_path: Path, best_is: Any, expected: int) -> None:
     checkpoint = {"every_steps": 1, "keep_last": 1, "best_metric": "validation/loss", "best_is": best_is}
     run = task.built(task.spec(max_steps=4, validate_every=1, checkpoint=checkpoint), tmp_path)
-    values = iter([0.5, 0.2, 0.9, 0.3])
+    values = iter([math.inf, 0.2, 0.9, 0.3])
     run.validate = lambda step: {"loss": next(values)}
     loop.train(run)
     best = pointed(run.checkpointer.directory, "best")
     assert best.name == f"step-{expected:08d}"
     assert {path.name for path in run.checkpointer.directory.glob("step-*")} == {best.name, NAME}
+    assert run.tracker.of("best_unknown") == []
 
 
 def test_checkpoints_are_due_by_steps_and_minutes(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ Lines = Sequence[dict[str, Any]]
 Sink = Callable[[Lines], None]
 
 _SHOWN = frozenset(
-    ("skip", "rollback", "checkpoint_failed", "ended_early", "resume_differs", "init_differs", "alert")
-) | {"preview_failed"}  # fmt: skip
+    ("skip", "rollback", "checkpoint_failed", "ended_early", "resume_differs", "init_differs", "alert",
+     "preview_failed", "best_unknown", "objective_warning")
+)  # fmt: skip
 """Events that are shown as warnings"""
 _LONGEST_SENTENCE = 160
 AFTER_TRAINING = 0.2

@@ -1,5 +1,6 @@
 """Checkpoints of a run: when they are saved, and when they are restored."""
 
+import math
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -107,13 +108,16 @@ class Checkpointer:
     def _is_best(self, line: dict[str, float]) -> bool:
         """Return whether the metric of `best` is the best so far; `state.best` stores its value."""
         name, best = self.config.best_metric, self.learner.state.best
-        if name is None or not line:
+        if name is None:
             return False
         if name not in line:
-            reason = f"no {name!r} among {sorted(line)}"
-            self.tracker.event(self.learner.state.step, "best_unknown", reason=reason)
+            step, every = self.learner.state.step, self.config.every_steps
+            if every is not None and step % every == 0:  # at other checkpoints it is not always measured
+                self.tracker.event(step, "best_unknown", reason=f"no {name!r} among {sorted(line)}")
             return False
         value = line[name]
+        if not math.isfinite(value):
+            return False
         if best is not None and not (value < best if self.config.best_is == "min" else value > best):
             return False
         self.learner.state.best = value
