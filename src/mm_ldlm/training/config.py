@@ -158,7 +158,7 @@ class GuardConfig:
 
     max_consecutive_skips: PositiveInt = 5
     max_rollbacks: NonNegativeInt = 2
-    rollback_lr_factor: Fraction = 0.5
+    rollback_lr_factor: Annotated[float, bounded(gt=0, le=1)] = 0.5
     spike_z: PositiveFloat = 10.0
     spike_window: Rows = 128
     spike_action: Literal["log", "skip"] = "log"
