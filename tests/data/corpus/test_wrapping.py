@@ -13,7 +13,7 @@ from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, WrapConfig
 from mm_ldlm.data.corpus.tokens import build_tokenizer, tokenize_records
 from mm_ldlm.data.corpus.wrapping import ingest_wrapped, wrapped
-from mm_ldlm.data.store import ShardStore
+from mm_ldlm.data.store import Manifest, ShardStore
 
 DOCUMENTS = [f"document {number}: " + "unaffable cats " * (number % 7) for number in range(40)]
 BERT = {"separator": "[SEP]", "start": "[CLS]", "end": "[SEP]"}
@@ -82,6 +82,16 @@ def test_a_killed_run_continues_and_ends_with_the_same_bytes(
         shutil.rmtree(tmp_path / "records")
         shutil.rmtree(tmp_path / "quarantine")
     assert number > 30
+
+
+def test_finished_records_of_other_sources_are_not_replaced(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    tokens = limits({})
+    (tmp_path / "records").mkdir()
+    Manifest(kind="records", rows=0).write(tmp_path / "records")  # of texts that are not wrapped
+    with refuses(ConfigurationError, "ingestion.replace"):
+        made(tmp_path, tokens)
+    (tmp_path / "records" / "manifest.json").unlink()
+    assert made(tmp_path, tokens)[0].manifest == made(tmp_path, tokens)[0].manifest
 
 
 def test_characters_are_the_bytes_of_a_corpus_that_occur_in_it(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def ingest(
     if side is not None:
         made_by["side"] = side.fingerprint
         folders["side"] = side.workspace
-    _refuse_other_sources(config, workspace)
+    refuse_other_sources(config, workspace)
     labels = [source.label for source in config.sources]
     fresh = {
         "consumed": dict.fromkeys(labels, 0),
@@ -93,7 +93,7 @@ def ingest(
             tokens = tokenizer = limits = None
     made_by["token_limits"] = fingerprint(limits)
     progress = Progress(folders, made_by=made_by, fresh=fresh)
-    write_json(workspace / SOURCES_FILE, _described(config))
+    write_json(workspace / SOURCES_FILE, described(config))
     counts = pydantic.TypeAdapter(Counts).validate_python(progress.state["counts"])
     resumed_rows = counts.rows_in
     if not progress.state["done"]:
@@ -298,7 +298,7 @@ def conservation(report: dict[str, Any]) -> str:
 # -- identity of the inputs --------------------------------------------------------------------------------------------
 
 
-def _described(config: IngestionConfig) -> list[str]:
+def described(config: IngestionConfig) -> list[str]:
     """Describe each source by its name, its kind and what is read of it; numbers of rows do not make another source."""
     read = [(*each.paths, getattr(each, "dataset", ""), *getattr(each, "read_columns", ())) for each in config.sources]
     places = [", ".join(filter(None, each)) for each in read]
@@ -306,15 +306,15 @@ def _described(config: IngestionConfig) -> list[str]:
     return [printable(f"{source.label} ({source.kind}{f': {place}' if place else ''})") for source, place in named]
 
 
-def _refuse_other_sources(config: IngestionConfig, workspace: Path) -> None:
+def refuse_other_sources(config: IngestionConfig, workspace: Path) -> None:
     """Refuse to replace a finished store of other sources, unless `config.replace` is set."""
     if config.replace or not Manifest.exists(workspace):
         return
     found = recorded(workspace / SOURCES_FILE, list)
-    if found != _described(config):
+    if found != described(config):
         raise ConfigurationError(
             f"parameter 'ingestion.sources': {workspace} holds {Manifest.read(workspace).rows:,} finished records of "
-            f"{show(found) if found else 'other sources'}, and this run reads {show(_described(config))}. Choose "
+            f"{show(found) if found else 'other sources'}, and this run reads {show(described(config))}. Choose "
             "another folder (`--params data=FOLDER`, or 'data' in the environment's globals.yml), or replace the "
             "records by `--params ingestion.replace=true`."
         )

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_ldlm.core import ConfigurationError
-from mm_ldlm.core.files import write_bytes
+from mm_ldlm.core.files import write_bytes, write_json
 from mm_ldlm.core.progress import shown
-from mm_ldlm.data.corpus.ingestion import ingest
+from mm_ldlm.data.corpus.ingestion import SOURCES_FILE, described, ingest, refuse_other_sources
 from mm_ldlm.data.corpus.record import DESCRIBES, PAIR, RECORD_SCHEMA, meta_value, record_id
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, WrapConfig, load_tokenizer
@@ -70,6 +70,7 @@ def ingest_wrapped(
         )
     folder, wrap = workspace / "documents", tokens.wrap
     assert wrap is not None
+    refuse_other_sources(config, workspace)
     manifest, refused, report = ingest(config, seed=seed, workspace=folder, quarantine=quarantine, tokens=tokens)
     manifest.write(folder)
     documents, tokenizer = ShardStore.open(folder, "records"), load_tokenizer(tokens, folder)
@@ -82,6 +83,7 @@ def ingest_wrapped(
     }
     fresh: dict[str, Any] = {"documents": 0, "rows": dict.fromkeys(SPLITS, 0), "rest": {}}
     done = Progress({"records": workspace, TOKEN_IDS: workspace / TOKEN_IDS}, made_by=made_by, fresh=fresh)
+    write_json(workspace / SOURCES_FILE, described(config))
     wrapper = Wrapper(tokenizer, wrap, length=tokens.max_length)
     ends = list(itertools.accumulate([shard.rows for shard in documents.manifest.shards], initial=0))
     with shown(desc="wrapping", unit="documents", total=len(documents), initial=done.state["documents"]) as bar:
