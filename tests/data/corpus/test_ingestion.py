@@ -17,13 +17,14 @@ from tests.data.latents.toy import content
 
 from mm_ldlm.core import ConfigurationError, SourceError, config, parse
 from mm_ldlm.data import engines
-from mm_ldlm.data.corpus import ingestion
+from mm_ldlm.data.corpus import cleaning, ingestion
 from mm_ldlm.data.corpus.cleaning import Counts, Merger
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.ingestion import conservation
 from mm_ldlm.data.corpus.record import comparison_form
 from mm_ldlm.data.corpus.sources import Opening, Row, SourceConfig
 from mm_ldlm.data.corpus.splits import SplitConfig
+from mm_ldlm.data.store import ShardStore
 
 WORDS = ("a", "b", "Red", "red", "GREEN", "green", "é", "straße", "STRASSE", "", "\0", "ﬁ")
 
@@ -227,6 +228,18 @@ def test_pitfall_22_the_bytes_do_not_depend_on_where_a_run_was_killed(
         assert found.report["sources"] == expected.report["sources"]
         shutil.rmtree(folder)
     assert number > 30
+
+
+def test_long_texts_have_more_shards_and_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, most = lines(tmp_path, *mixed(80)), 60
+    expected = ingested(tmp_path / "few", source)
+    monkeypatch.setattr(ingestion, "CHUNK_CHARACTERS", most // 4)
+    monkeypatch.setattr(cleaning, "SHARD_CHARACTERS", most)
+    assert ingested(tmp_path / "many", source).rows == expected.rows
+    store = ShardStore.open(tmp_path / "many" / "records")
+    sizes = [sum(map(len, store.window(*store.bounds(number))["text"].to_pylist()))
+             for number in range(len(store.manifest.shards))]  # fmt: skip
+    assert all(most <= size < 2 * most for size in sizes[:-1])
 
 
 def test_an_unfinished_run_of_other_inputs_or_with_a_damaged_shard_begins_again(tmp_path: Path) -> None:

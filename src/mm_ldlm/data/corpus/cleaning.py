@@ -55,6 +55,8 @@ QUARANTINE_SCHEMA = pa.schema(
     ]
 )
 """Columns of the quarantine store of ingestion"""
+SHARD_CHARACTERS = 1 << 28
+"""Characters of texts after which a shard is full: an Arrow column has at most 2 GiB, and a character four bytes"""
 
 
 # -- preparing ---------------------------------------------------------------------------------------------------------
@@ -309,6 +311,7 @@ class Merger:
         self._near = None if config.near_duplicates is None else NearDuplicates(config.near_duplicates)
         self._accepted, self._refused = list[dict[str, Any]](), list[dict[str, Any]]()
         self._values = list[Any]()
+        self._characters = 0
 
     def merge(self, prepared: Prepared) -> None:
         """Sort the rows of the next chunk into accepted, duplicate and quarantined."""
@@ -350,6 +353,7 @@ class Merger:
                     {"id": identity.hex(), "text": row.text, "source": source, "split": split, "meta": meta}
                 )
                 self._values.append(row.vector)
+                self._characters += len(row.text) + len(meta or "")
                 continue
             counts.sources[source]["duplicates"] += 1
             counts.duplicates_by_kind[kind] += 1
@@ -369,10 +373,9 @@ class Merger:
         if self._near is not None and len(accepted) > 1:
             self._near.add(joined(accepted), split=number)
 
-    @property
-    def waiting(self) -> int:
-        """Number of rows that wait for the next shard of the records or of the quarantine."""
-        return max(len(self._accepted), len(self._refused))
+    def fills_shard(self, rows: int) -> bool:
+        """Return whether the records or the quarantine have so many rows for the next shard, or their texts fill it."""
+        return max(len(self._accepted), len(self._refused)) >= rows or self._characters >= SHARD_CHARACTERS
 
     def take_tables(self) -> dict[str, pa.Table]:
         """Return the rows accepted and refused since the last call, and their values for the side store."""
@@ -382,7 +385,7 @@ class Merger:
         }
         if self.side is not None:
             tables["side"] = self.side.table([row["id"] for row in self._accepted], self._values)
-        self._accepted, self._refused, self._values = [], [], []
+        self._accepted, self._refused, self._values, self._characters = [], [], [], 0
         return tables
 
     def restore(self, records: ShardStore) -> None:

@@ -34,7 +34,7 @@ from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.data.store.writer import Progress
 
 T = TypeVar("T")
-CHUNK_ROWS = 4096
+CHUNK_ROWS, CHUNK_CHARACTERS = 4096, 1 << 26
 EARLY_STOP_ROWS = 10_000
 """The fraction of damaged rows is checked once this many rows have been read, and again at the end."""
 FORMAT_VERSION = 2
@@ -156,7 +156,7 @@ def _run(
             bar.update(counts.total("read") - bar.n)
             if counts.total("read") > EARLY_STOP_ROWS:
                 _check_damage(config, counts)
-            if merger.waiting >= shard_rows:
+            if merger.fills_shard(shard_rows):
                 progress.commit(merger.take_tables(), {**prepared.place, "counts": vars(counts), "done": False})
     _check(config, counts, prepared.place["ended"])
     progress.commit(merger.take_tables(), {**prepared.place, "counts": vars(counts), "done": True})
@@ -166,9 +166,19 @@ def _chunks(config: IngestionConfig, opening: Opening, place: dict[str, Any], *,
     """Yield chunks of (name of the source, row), in an order that depends on the parameters only; the last is empty."""
     consumed, ended = {**place["consumed"]}, {**place["ended"]}
     rows = _rows(config, opening, consumed, ended)
-    while chunk := list(itertools.islice(rows, size)):
+    while chunk := list(_some(rows, size)):
         yield Chunk({"consumed": {**consumed}, "ended": {**ended}}, chunk)
     yield Chunk({"consumed": consumed, "ended": ended}, [])
+
+
+def _some(rows: Iterator[tuple[str, Row | BadRow]], most: int) -> Iterator[tuple[str, Row | BadRow]]:
+    """Yield the next rows: at most so many, and fewer long texts."""
+    characters = 0
+    for source, row in itertools.islice(rows, most):
+        yield source, row
+        characters += len(row.text) if isinstance(row, Row) else 0
+        if characters >= CHUNK_CHARACTERS:
+            return
 
 
 def _rows(
