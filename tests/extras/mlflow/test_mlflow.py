@@ -339,6 +339,22 @@ def test_lines_that_a_store_did_not_accept_are_sent_later_and_in_order(monkeypat
     assert store.received == [{"step": 1}, {"step": 2}]
 
 
+def test_a_call_that_is_repeated_has_as_much_time_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, found = list[float](), TrackingHooks()
+
+    def away(call: Any, place: str, *, at_least: float = 0.0) -> None:
+        given.append(at_least)
+        if len(given) == 1:
+            raise TrackingError("away")
+
+    monkeypatch.setattr(hooks, "within", away)
+    monkeypatch.setattr(found, "_run", MlflowRun("http://host", "1"))
+    found._send("tag", {}, at_least=7.0)
+    found._send("add_folder", "folder", "name", at_least=9.0)
+    found._send_rest()
+    assert given == [7, 7, 9]
+
+
 def test_what_is_sent_has_no_value_of_a_key_that_names_a_secret() -> None:
     shown = TrackingHooks()._clean({"encoder": {"password": "word", "name": "x"}, "token": ["word"]})
     assert shown == {"encoder": {"password": "***", "name": "x"}, "token": ["***"]}

@@ -60,7 +60,7 @@ class TrackingHooks:
         self._project, self._runs = Path(), Path()
         self._run: MlflowRun | None = None
         self._follower: Follower | None = None
-        self._unsent: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self._unsent: list[tuple[str, tuple[Any, ...], dict[str, Any], float]] = []
         # Ctrl-C and SystemExit do not reach `on_pipeline_error`: Kedro calls it for `Exception` only.
         atexit.register(self._close, "KILLED")
 
@@ -136,7 +136,7 @@ class TrackingHooks:
             from mm_ldlm.app.progress import follower_of
 
             self._send("tag", {"run_folder": str(inputs["training_spec"]["name"])})  # also of a run that fails
-            sink = MlflowSink(self._run, later=lambda lines: self._unsent.append(("add_lines", (lines,), {})))
+            sink = MlflowSink(self._run, later=lambda lines: self._unsent.append(("add_lines", (lines,), {}, 0.0)))
             self._follower = follower_of(inputs, sink)
 
     @hook_impl
@@ -253,16 +253,16 @@ class TrackingHooks:
                 )
             except TrackingError as error:
                 log.warning("MLflow does not answer (%s); the run goes on, and is recorded at its end", error)
-        self._unsent.append((method, arguments, named))
+        self._unsent.append((method, arguments, named, at_least))
         return None
 
     def _send_rest(self) -> None:
         """Make the calls that failed once more; those that fail again are recorded in a local run."""
         run = self._run
         while self._unsent and run is not None:
-            method, arguments, named = self._unsent[0]
+            method, arguments, named, at_least = self._unsent[0]
             try:
-                within(functools.partial(getattr(run, method), *arguments, **named), run.uri)
+                within(functools.partial(getattr(run, method), *arguments, **named), run.uri, at_least=at_least)
                 self._unsent.pop(0)
             except TrackingError as error:
                 if run is not self._run:
@@ -272,7 +272,7 @@ class TrackingHooks:
                     "MLflow does not answer at the end of this run (%s): what it lacks is recorded in %s. Send it by "
                     "`mm-ldlm send-runs %s` when the store answers", error, LOCAL, mask(run.uri),
                 )  # fmt: skip
-                self._unsent.insert(0, ("tag", ({CONTINUES: run.run_id},), {}))
+                self._unsent.insert(0, ("tag", ({CONTINUES: run.run_id},), {}, 0.0))
                 run = open_somewhere(
                     LOCAL, root=self._project, parent=None, experiment=self._tracking.experiment, parameters={},
                     name=self._name or self._pipelines,
