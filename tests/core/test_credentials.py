@@ -14,7 +14,8 @@ FORMS = (
     "postgresql://user:{}@host:5432/db", "http://{}@host", "https://user:{}@[::1]/x?y=1", "http://host/x?token={}&y=2",
     "http://host/x?api_key={}", "http://host/x?X-Amz-Signature={}", "Authorization: Bearer {}", "user:{}@host",
     "http://user:a {}@host/", "http://user:a/{}@host/", "s3://key:{}@bucket", "http://h/#access_token={}",
-    "http://user:a@{}@host", "//user:{}@host", "https://host/blob?se=1&sig={}",
+    "http://user:a@{}@host", "//user:{}@host", "https://host/blob?se=1&sig={}", "--params=encoder.api_key={}",
+    "host=db password='{}' user=me", 'x.password="a {} b",y=1', "x.token='{}",
 )  # fmt: skip
 PLAIN = (
     "http://host:5000/x", "sqlite:///data/mlflow.db", "a text: with a colon, mail to me@host.org", "12:30", "C:/folder",

@@ -23,17 +23,18 @@ _QUERY = re.compile(
 )
 """A value of the query of an address whose name is that of a credential."""
 _HEADER = re.compile(r"\b(?P<name>(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
-_NAMES = re.compile(
-    r"(?:^|[_.\s-])(?:password|passwd|passphrase|pwd|secret|token|credentials?|authorization|"
-    r"(?:api|access|private|secret)[_-]?key)$",
-    re.IGNORECASE,
+_NAME = (
+    r"(?:password|passwd|passphrase|pwd|secret|token|credentials?|authorization|(?:api|access|private|secret)[_-]?key)"
 )
+_NAMES = re.compile(rf"(?:^|[_.\s-]){_NAME}$", re.IGNORECASE)
 """Keys whose value is a credential. `max_tokens` and `splits.key` are none."""
+_ASSIGNED = re.compile(rf"(?<![a-z0-9])(?P<name>{_NAME}=)(?:\"[^\"]*\"|'[^']*'|[\"']?[^\s,;&'\"]+)", re.IGNORECASE)
+"""The value of such a key in a command line; masked where a text is shown"""
 
 
 def mask(text: str) -> str:
     """Return `text` with the credentials of addresses and of authorization headers replaced by `***`."""
-    return _LOOSE.sub(rf"\g<scheme>{MASK}@", _masked(text))
+    return _ASSIGNED.sub(rf"\g<name>{MASK}", _LOOSE.sub(rf"\g<scheme>{MASK}@", _masked(text)))
 
 
 def _masked(text: str) -> str:
