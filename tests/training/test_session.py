@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mm_ldlm.core import CheckpointError, FingerprintError, StoreError, WorkerFailed
+from mm_ldlm.core import CheckpointError, ConfigurationError, FingerprintError, StoreError, WorkerFailed
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.training import session
 from mm_ldlm.training.data import open_data, token_counts
@@ -30,6 +30,25 @@ def test_a_session_trains_once_and_names_the_run(
     assert {"preflight", "start", "trains", "preview", "checkpoint", "end"} <= set(events)
     monkeypatch.setattr(session, "launch", None)
     assert run_session(spec.to_dict(), runs) == found
+
+
+def test_a_finished_run_continues_to_higher_limits_and_is_not_that_of_other_parameters(
+    planned: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: Callable[..., Any]
+) -> None:
+    def trains(seconds: float, **keys: Any) -> bool:
+        launched.clear()
+        write_status(runs / "mine", "finished", 3, seconds=seconds, fingerprint=first.fingerprint)
+        run_session(planned(run_name="mine", **keys).to_dict(), runs)
+        return bool(launched)
+
+    runs, launched, first = tmp_path / "runs", list[Any](), planned(run_name="mine")
+    monkeypatch.setattr(session, "launch", lambda *_, **keys: launched.append(keys))
+    assert first.training.steps == 4
+    assert not trains(60.5, max_minutes=1)
+    assert trains(60.5, max_minutes=2)
+    assert trains(60.5)
+    with refuses(ConfigurationError, "training.run_name", "mine"):
+        trains(60.5, max_minutes=1, optimizer={"lr": 0.5, "warmup_steps": 0})
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core import CheckpointError, WorkerFailed
+from mm_ldlm.core import CheckpointError, ConfigurationError, WorkerFailed
 from mm_ldlm.core.files import InputFile, json_document, write_json
 from mm_ldlm.core.locks import holder, take
 from mm_ldlm.distributed.environment import host_name
@@ -28,12 +28,19 @@ def run_session(document: dict[str, Any], runs: Path) -> dict[str, Any]:
     """Train until the run of a spec (as JSON) is finished, unless it already is; return its reference.
 
     Raises:
+        ConfigurationError: the run is finished, and has other parameters.
         WorkerFailed: a rank failed (`error_class` is TrainingDiverged where the guard stopped it), the run was stopped
             before its end, or another session is training it.
     """
     spec = TrainingSpec.from_dict(document)
     directory = runs / spec.name
-    if read_status(directory).status == "finished" and spec.training.resume != "never":
+    before = read_status(directory)
+    if is_done(before, spec):
+        if before.fingerprint not in ("", spec.fingerprint):
+            raise ConfigurationError(
+                f"parameter 'training.run_name': expected the parameters that {spec.name} was trained with, found "
+                "others. Choose another name, or set training.resume to never to train it anew."
+            )
         log.info("run %s is already finished: nothing to train", spec.name)
         return reference(spec, runs)
     config = with_environment(spec.training.launch)
@@ -99,6 +106,8 @@ class Status:
         metrics: those of the newest checkpoint.
         reason: text of the error of a failed run.
         launch: the launch that failed by an error that would recur; "" for others.
+        seconds: seconds of training of a run that has ended.
+        fingerprint: that of its spec.
     """
 
     status: str = "absent"
@@ -107,6 +116,8 @@ class Status:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     reason: str = ""
     launch: str = ""
+    seconds: float = 0.0
+    fingerprint: str = ""
 
 
 def write_status(directory: Path, status: str, step: int, **more: Any) -> None:
@@ -118,6 +129,14 @@ def read_status(directory: Path) -> Status:
         return Status()
     remedy = "Remove it: the run then continues from its newest checkpoint."
     return InputFile(directory / STATUS, error=CheckpointError, remedy=remedy).json(Status)
+
+
+def is_done(status: Status, spec: TrainingSpec) -> bool:
+    """Return whether a run has reached the last step or the time of a spec; those of a later session may be higher."""
+    if status.status != "finished" or spec.training.resume == "never":
+        return False
+    minutes = spec.training.max_minutes
+    return status.step >= spec.training.steps or (minutes is not None and status.seconds >= minutes * 60)
 
 
 @contextmanager

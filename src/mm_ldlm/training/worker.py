@@ -78,7 +78,8 @@ def train(spec: TrainingSpec, *, root: Path, data: Data | None = None) -> tuple[
                 ending = loop.train(run)
             newest = latest(directory / CHECKPOINTS)
             metrics = folder.document(newest, "training_state.json")["metrics"] if newest else {}
-            _status(directory, process, ending, state.step, metrics=metrics)
+            ended = {"metrics": metrics, "seconds": state.seconds, "fingerprint": spec.fingerprint}
+            _status(directory, process, ending, state.step, **ended)
             tracker.event(state.step, "end", ending=ending)
             collectives.barrier()
             return ending, state.step
