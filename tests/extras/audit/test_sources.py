@@ -187,6 +187,8 @@ def test_a_table_of_postgres_is_read_by_a_role_that_may_only_read(server: str, k
         np.testing.assert_allclose(got[text], vector, rtol=1e-3)
     assert sorted(map(int, found.ids)) == list(range(len(hostile), len(hostile) + len(rows)))
     assert owner(server, "select md5(string_agg(t::text, '' order by number)), count(*) from docs t") == before
+    owner(server, "alter table docs alter column number type text using 'person ' || number")
+    assert not [each for each in sample(config(vectors=server, table="docs"), dim=DIM, seed=0).ids if "person" in each]
 
 
 @pytest.mark.slow

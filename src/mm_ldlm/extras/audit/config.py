@@ -25,8 +25,8 @@ class AuditConfig:
         texts: the texts of a `.npy` file, one per line.
         table: table of a database.
         text_column, vector_column: columns of a table.
-        id_column: a column whose values name the rows on the page; by default the primary key, or the number of the
-            row.
+        id_column: a column whose values name the rows on the page; by default the primary key if it is an integer or a
+            UUID, or the number of the row.
         model: the inverter: a run, an exported run, or the name of a model of the package.
         rows: sampled texts that are read from their vectors.
         collection_rows: further sampled rows, which with `rows` are the collection of the retrieval; the attacker
