@@ -218,7 +218,7 @@ def params_of(
         raise ConfigurationError(
             "expected parameters that the comparison does not set itself, found some of "
             f"{', '.join(f'training.{key}' for key in training)}, tracking.run_name, results or comparison. Use "
-            "comparison.seeds, comparison.budget and the name of the member instead."
+            "comparison.seeds, comparison.budget, comparison.learning_rates and the name of the member instead."
         )
     shared = {name: value for name, value in given.items() if name not in ("comparison", "results")}
     return merge(shared, merge(own, fixed))
