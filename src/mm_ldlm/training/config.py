@@ -160,7 +160,7 @@ class GuardConfig:
     max_rollbacks: NonNegativeInt = 2
     rollback_lr_factor: Annotated[float, bounded(gt=0, le=1)] = 0.5
     spike_z: PositiveFloat = 10.0
-    spike_window: Rows = 128
+    spike_window: Annotated[int, bounded(ge=8, le=10**8)] = 128
     spike_action: Literal["log", "skip"] = "log"
     spike_patience: PositiveInt = 25
 
