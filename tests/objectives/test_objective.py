@@ -122,6 +122,14 @@ def test_fixed_shapes_change_no_number(kind: str, options: dict[str, Any]) -> No
 
 
 @each_objective
+def test_validation_losses_of_all_steps_can_be_compared(kind: str, options: dict[str, Any]) -> None:
+    """Whatever changes as training proceeds belongs to training: a ramp would make the first checkpoint the best."""
+    root = root_of(kind, options).eval()
+    for step_kind in root.objective.kinds:
+        same(*(losses_of(root, random_batch(), step_kind, step=step) for step in (0, 50)))
+
+
+@each_objective
 def test_the_first_loss_is_as_announced(kind: str, options: dict[str, Any]) -> None:
     """Up to the first token of a text, which may have one possibility less."""
     root = root_of(kind, options, stirred=False)

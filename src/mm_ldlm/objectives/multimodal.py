@@ -296,9 +296,12 @@ class MultimodalObjective(ModalityObjective):
         self, model: Any, batch: Batch, noisy: NoisyTexts | None, inputs: dict[str, Any], generator: RowGenerator, *,
         kind: str, step: int,
     ) -> Losses:  # fmt: skip
-        """Compute the cycle losses of steps of l2t and t2l, times the ramp, and the same numbers without it."""
+        """Compute the cycle losses of steps of l2t and t2l, times the ramp, and the same numbers without it.
+
+        In evaluation mode there is no ramp, so that validation losses of different steps can be compared.
+        """
         cycle, losses = self.config.cycle, Losses()
-        ramp = cycle.ramp(step)
+        ramp = cycle.ramp(step) if self.training else 1.0
         if ramp > 0 and cycle.text_weight > 0 and kind == "l2t":
             assert noisy is not None
             total, count = text_cycle(self, model, batch, noisy, inputs, generator.fork("text_cycle"))
