@@ -16,6 +16,7 @@ from tests.training import task
 from mm_ldlm.core import CheckpointError
 from mm_ldlm.data.store.fingerprint import file_sha256
 from mm_ldlm.training import loop
+from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import MARKER, pointed
 
 NAME = "step-00000004"
@@ -143,6 +144,21 @@ def test_the_best_checkpoint_is_kept_by_its_metric(tmp_path: Path, best_is: Any,
     assert best.name == f"step-{expected:08d}"
     assert {path.name for path in run.checkpointer.directory.glob("step-*")} == {best.name, NAME}
     assert run.tracker.of("best_unknown") == []
+
+
+def test_a_checkpoint_that_was_not_written_is_not_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(directory: Path, step: int, **contents: Any) -> Path:
+        if step == 2:
+            raise OSError("full")
+        return plain(directory, step, **contents)
+
+    checkpoint, plain = {"every_steps": 1, "best_metric": "validation/loss", "background": True}, folder.write
+    run = task.built(task.spec(max_steps=3, validate_every=1, checkpoint=checkpoint), tmp_path)
+    values = iter([0.9, 0.2, 0.5])
+    run.validate = lambda step: {"loss": next(values)}
+    monkeypatch.setattr(folder, "write", write)
+    loop.train(run)
+    assert pointed(run.checkpointer.directory, "best") == run.checkpointer.directory / "step-00000003"
 
 
 def test_checkpoints_are_due_by_steps_and_minutes(tmp_path: Path) -> None:

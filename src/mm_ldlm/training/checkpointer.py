@@ -75,13 +75,14 @@ class Checkpointer:
         tensors, non_finite = self.learner.snapshot(keep=self.process.is_main)
         if found := next((names for names in collectives.gather(non_finite) if names), None):  # all ranks decide
             return found
-        best = self._is_best(line)
+        self.wait()
+        before, best = self.learner.state.best, self._is_best(line)
         if self.process.is_main:
             metrics = {name: value for name, value in line.items() if value == value and abs(value) != float("inf")}
             state = {**self.learner.numbers(), "identity": self.identity, "session": self.session, "metrics": metrics}
             documents = {"training_state.json": state, "optimizer.json": self.learner.optimization.describe()}
-            self.wait()
-            self._writing = self._writer.submit(self._write, self.learner.state.step, tensors, documents, best)
+            step = self.learner.state.step
+            self._writing = self._writer.submit(self._write, step, tensors, documents, best, before)
             if not self.config.background:
                 self.wait()
         return []
@@ -91,7 +92,7 @@ class Checkpointer:
         if self._writing is not None:
             self._writing.result()
 
-    def _write(self, step: int, tensors: Any, documents: Any, best: bool) -> None:
+    def _write(self, step: int, tensors: Any, documents: Any, best: bool, before: float | None) -> None:
         started = time.perf_counter()
         try:
             path = folder.write(self.directory, step, tensors=tensors, documents=documents, folders=self.folders)
@@ -102,6 +103,7 @@ class Checkpointer:
             seconds = round(time.perf_counter() - started, 3)
             self.tracker.event(step, "checkpoint", seconds=seconds, folder=path.name)
         except (CheckpointError, OSError) as error:
+            self.learner.state.best = before  # the best of those that there are
             self.failed = error if isinstance(error, CheckpointError) else CheckpointError(str(error))
             self.tracker.event(step, "checkpoint_failed", reason=str(error))
 
