@@ -95,4 +95,4 @@ def test_a_sampler_that_does_not_fit_the_run_is_refused_before_it() -> None:
     fitting = {**sections("base"), "seed": 0, "completion": {"sampler": {"kind": "confidence", "steps": 2}}}
     assert check_parameters(fitting)["completion"].sampler.steps == 2
     with pytest.raises(ConfigurationError, match=r"completion\.sampler"):
-        check_parameters({**fitting, "completion": {"sampler": {"kind": "autoregressive"}}})
+        check_parameters({**fitting, "completion": {"sampler": {"kind": "confidence", "guidance": 2.0}}})
