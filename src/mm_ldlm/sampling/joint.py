@@ -57,10 +57,11 @@ class JointDenoiser(LatentDenoiser):
 
 
 def together(canvas: Canvas, *, dim: int, draw: Draw, latent: DdimConfig) -> tuple[TextSample, LatentSample]:
-    """Take ancestral steps in the text and DDIM steps in the latent at the same times, with one model call per step.
+    """Take ancestral steps in the text and DDIM steps in the latent, with one model call per step.
 
-    The denoiser of the canvas is a `JointDenoiser`, each call of which predicts both. Guidance does not apply, because
-    there is no condition to drop.
+    Their times are equal if `latent.t_max` is 1; otherwise the latent begins at that time. The denoiser of the canvas
+    is a `JointDenoiser`, each call of which predicts both. Guidance does not apply, because there is no condition to
+    drop.
     """
     denoise: JointDenoiser = canvas.denoise
     process, generator = canvas.diffusion, canvas.generator
