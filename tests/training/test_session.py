@@ -35,7 +35,7 @@ def test_a_session_trains_once_and_names_the_run(
 def test_a_finished_run_continues_to_higher_limits_and_is_not_that_of_other_parameters(
     planned: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: Callable[..., Any]
 ) -> None:
-    def trains(seconds: float, **keys: Any) -> bool:
+    def trains(seconds: float | None, **keys: Any) -> bool:
         launched.clear()
         write_status(runs / "mine", "finished", 3, seconds=seconds, fingerprint=first.fingerprint)
         run_session(planned(run_name="mine", **keys).to_dict(), runs)
@@ -45,6 +45,7 @@ def test_a_finished_run_continues_to_higher_limits_and_is_not_that_of_other_para
     monkeypatch.setattr(session, "launch", lambda *_, **keys: launched.append(keys))
     assert first.training.steps == 4
     assert not trains(60.5, max_minutes=1)
+    assert not trains(None, max_minutes=1), "a run of an older version"
     assert trains(60.5, max_minutes=2)
     assert trains(60.5)
     with refuses(ConfigurationError, "training.run_name", "mine"):

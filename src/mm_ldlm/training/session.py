@@ -106,8 +106,8 @@ class Status:
         metrics: those of the newest checkpoint.
         reason: text of the error of a failed run.
         launch: the launch that failed by an error that would recur; "" for others.
-        seconds: seconds of training of a run that has ended.
-        fingerprint: that of its spec.
+        seconds: seconds of training of a run that has ended; None: not recorded, and its time limit counts as reached.
+        fingerprint: fingerprint of its spec.
     """
 
     status: str = "absent"
@@ -116,7 +116,7 @@ class Status:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     reason: str = ""
     launch: str = ""
-    seconds: float = 0.0
+    seconds: float | None = None
     fingerprint: str = ""
 
 
@@ -135,8 +135,9 @@ def is_done(status: Status, spec: TrainingSpec) -> bool:
     """Return whether a run has reached the last step or the time of a spec; those of a later session may be higher."""
     if status.status != "finished" or spec.training.resume == "never":
         return False
-    minutes = spec.training.max_minutes
-    return status.step >= spec.training.steps or (minutes is not None and status.seconds >= minutes * 60)
+    minutes, seconds = spec.training.max_minutes, status.seconds
+    out_of_time = minutes is not None and (seconds is None or seconds >= minutes * 60)
+    return out_of_time or status.step >= spec.training.steps
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from mm_ldlm.core import SourceError, mask, reason_of
 from mm_ldlm.extras.audit.config import AuditConfig
 from mm_ldlm.extras.audit.items import Item, Opened, columns_of, library
 
-NAMELESS = ("smallint", "integer", "bigint", "uuid")
+PLAIN_KEYS = ("smallint", "integer", "bigint", "uuid")
 """Types of a primary key that names the rows without being asked for; another one may contain a person's data"""
 PIECE = 500
 """Rows that arrive together"""
@@ -48,7 +48,7 @@ def opened(config: AuditConfig, *, seed: int, most: int) -> Opened:
                 f"{mask(address)}: expected a table '{table}' that this role can see, found none. Correct "
                 "'audit.table'; a table outside the search path needs its schema (SCHEMA.TABLE)."
             )
-        keys = [name for name, kind, _, is_key in found if is_key and kind in NAMELESS]
+        keys = [name for name, kind, _, is_key in found if is_key and kind in PLAIN_KEYS]
         id_column = config.id_column or (keys[0] if keys else None)
         columns_of(config, kinds, key=id_column)
         relation = sql.SQL(found[0][2])  # quoted by the server

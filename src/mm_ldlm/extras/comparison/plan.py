@@ -47,7 +47,7 @@ class Session:
         folder: holds everything that the session writes.
         paths: catalog entry → its file or folder.
         stores: pipeline → folders of the stores that it has to have written before.
-        learning_rate: the one of `comparison.learning_rates` that it tries; None: that of the parameters.
+        learning_rate: entry of `comparison.learning_rates` that it tries; None: the parameters' own learning rate.
     """
 
     member: str
