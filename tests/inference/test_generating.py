@@ -1,6 +1,5 @@
 """A model overfitted to four sentences: every sampler rebuilds them, and the other requests agree with the latents."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -109,16 +108,27 @@ def test_no_text_takes_more_than_its_calls(
     assert how.get("length") != 9 or {len(ids) for ids in made.tokens} == {9}
 
 
+def test_certain_samples_differ_in_their_length_the_most_probable_ones_first(model: MMLDLM, unit_latents: Any) -> None:
+    latents = unit_latents(5)
+    made, one = model.invert(latents, samples=3, keep="all"), model.invert(latents)
+    log_probs_nN = model.writer.length_log_probs(model.standardised(latents), rows=5).numpy()
+    lengths_nk = np.array([len(ids) for ids in made.tokens]).reshape(5, 3)
+    assert (lengths_nk == (-log_probs_nN).argsort(axis=1)[:, :3] + 1).all()
+    assert list(made.texts[::3]) == list(one.texts)
+    joint_nk = made.log_probs.reshape(5, 3) + 0.5 * np.take_along_axis(log_probs_nN, lengths_nk - 1, axis=1)
+    assert (made.best.reshape(5, 3).argmax(axis=1) == joint_nk.argmax(axis=1)).all()
+
+
 def test_the_best_of_several_texts_is_that_of_the_highest_cosine_or_log_probability() -> None:
     made = Texts(  # three samples of two latents
         texts=tuple("abcdef"), tokens=((1,),) * 6, log_probs=np.array([-1.0, -9.0, -3.0, -4.0, -8.0, -2.0]),
         model_calls=np.arange(6), encoder_calls=np.ones(6, int), sources=(None,) * 6,
         cosines=np.array([0.1, 0.9, 0.8, 0.2, 0.3, 0.4]),
     )  # fmt: skip
-    found, without = (_several(each, 2, 3, "best") for each in (made, replace(made, cosines=None)))
+    found, without = (_several(made, 2, 3, "best", scores_n=scores) for scores in (made.cosines, made.log_probs))
     assert (found.texts, without.texts) == (("c", "b"), ("a", "f"))
     assert found.model_calls.tolist() == [0 + 2 + 4, 1 + 3 + 5]
-    every = _several(made, 2, 3, "all")
+    every = _several(made, 2, 3, "all", scores_n=made.cosines)
     assert (every.texts, every.best.tolist()) == (tuple("acebdf"), [False, True, False, True, False, False])
 
 

@@ -25,6 +25,8 @@ Keep = Literal["best", "all"]
 """Which of several texts for one latent are kept"""
 Right = Literal["exact", "up_to_case", "content_words"]
 """When an inverted text counts as right"""
+LENGTH_WEIGHT = 0.5
+"""Weight of a length's log-probability beside that of its text, measured on everyday English (docs/log.md)"""
 SEARCHES = SearchConfig(), SearchConfig(candidates=4, rounds=4)
 """Searches without a configuration: none, and the one of `search=True`"""
 
@@ -61,10 +63,11 @@ def invert(
         calls: search with at most this number of model calls for each latent, and with fewer where the text is found
             earlier.
         reembed: report the cosine of each text to its target also without a search, at one encoder call per text.
-        samples: number of texts that are written for each latent. More than one needs a sampler with a temperature
-            above 0, or the length sample; otherwise they are equal, with a warning.
+        samples: number of texts that are written for each latent. At temperature 0 each has another length, the most
+            probable ones given the latent; with a fixed length they are equal then, with a warning.
         keep: which of several texts are kept: best, the one of the highest cosine (with `reembed` or `search`),
-            otherwise of the highest log-probability; or all, latent by latent, of which `best` marks this one.
+            otherwise of the highest log-probability, plus half that of its length; or all, latent by latent, of which
+            `best` marks this one.
         min_probability: leave a text empty if it is right with a lower probability; needs the encoder and a calibrated
             run.
         right: what min_probability refers to: exact as the source was written, exact up to_case, or all content_words.
@@ -94,7 +97,8 @@ def invert(
         latents_nd, raw_nd = latents_nd.repeat(samples, 1), np.tile(raw_nd, (samples, 1))
         sources = sources * samples
     writer = model.writer
-    lengths = writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed)
+    certain = getattr(getattr(config, "draw", None), "temperature", 1.0) == 0
+    lengths = writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed, ranks=samples if certain else 1)
     if search.enabled:
         written = writer.search(
             lengths, latents_nd=latents_nd, sampler=config, config=search, seed=seed,
@@ -108,7 +112,12 @@ def invert(
     if calibration is not None and made.cosines is not None:
         p = calibration.probabilities(made.cosines, made.log_probs)
         made = replace(made, p_exact=p["exact"], p_up_to_case=p["up_to_case"], p_content_words=p["content_words"])
-    made = made if samples == 1 else _several(made, count, samples, keep)
+    if samples > 1:
+        scores_n = made.log_probs if made.cosines is None else made.cosines
+        if made.cosines is None and free:
+            log_probs_nN = writer.length_log_probs(latents_nd, rows=len(raw_nd)).cpu().numpy()
+            scores_n = scores_n + LENGTH_WEIGHT * log_probs_nN[np.arange(len(raw_nd)), np.array(lengths) - 1]
+        made = _several(made, count, samples, keep, scores_n=scores_n)
     return made if least is None else _abstained(made, getattr(made, f"p_{right}") < least)
 
 
@@ -140,16 +149,18 @@ def _search_of(search: Any, calls: int | None, samples: int, *, price: int, leng
     return replace(given, calls=each) if given else SearchConfig.within(each, price=price, lengths=lengths)
 
 
-def _several(made: Texts, count: int, samples: int, keep: Keep) -> Texts:
-    """Return the texts of each of `count` latents, all or the best of each; `made` has them sample by sample."""
+def _several(made: Texts, count: int, samples: int, keep: Keep, *, scores_n: npt.NDArray[Any]) -> Texts:
+    """Return the texts of each of `count` latents, all or the best of each; `made` has them sample by sample.
+
+    The best one has the highest score.
+    """
     if count and all(len(set(made.texts[row::count])) == 1 for row in range(count)):
         log.warning(
-            "the %d texts of each latent are equal. Raise the temperature of the sampler above 0, or set the length to "
-            "'sample'; if the texts were drawn, the model is certain of them",
+            "the %d texts of each latent are equal. Raise the temperature of the sampler above 0, or let the model "
+            "choose the lengths; if the texts were drawn, the model is certain of them",
             samples,
         )
-    scores_kn = np.asarray(made.log_probs if made.cosines is None else made.cosines).reshape(samples, count)
-    best_n = scores_kn.argmax(axis=0)
+    best_n = scores_n.reshape(samples, count).argmax(axis=0)
     rows = np.arange(count)
     if keep == "best":
         spent = {

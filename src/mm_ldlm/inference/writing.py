@@ -160,10 +160,11 @@ class Writer:
         self.check_finite(found_nN.amax(dim=1).cpu().numpy(), "probabilities of lengths")
         return found_nN
 
-    def lengths(self, length: Length, latents_nd: Tensor | None, *, rows: int, seed: int) -> list[int]:
+    def lengths(self, length: Length, latents_nd: Tensor | None, *, rows: int, seed: int, ranks: int = 1) -> list[int]:
         """Choose one length for each text: a number, 'sample', or otherwise the most probable one.
 
-        A model that ends its texts by itself receives canvases of the maximum length.
+        With `ranks` above 1 the rows are that many parts of equal size, and the k-th part has the k-th most probable
+        length. A model that ends its texts by itself receives canvases of the maximum length.
         """
         if isinstance(length, int):
             return [length] * rows
@@ -173,7 +174,9 @@ class Writer:
         if length == "sample":
             u_n = self.generator(range(rows), seed).fork("length").uniform()
             return (draw_tokens(log_probs_nN, u_n, Draw()) + 1).tolist()
-        return (log_probs_nN.argmax(dim=1) + 1).tolist()
+        ranked_nN = log_probs_nN.argsort(dim=1, descending=True, stable=True) + 1
+        rank_n = np.arange(rows) * ranks // max(rows, 1) % ranked_nN.shape[1]
+        return ranked_nN.cpu().numpy()[np.arange(rows), rank_n].tolist()
 
     # --- texts --------------------------------------------------------------------------------------------------------
 

@@ -81,6 +81,11 @@ class Capabilities:
     def __contains__(self, use: str) -> bool:
         return use in self.uses
 
+    def filling(self, *, given_latent: bool = False) -> str:
+        """Return the use by which gaps of a text are filled; a run that continues texts fills them at the end only."""
+        continues = "continue" in self.uses and not given_latent
+        return "continue" if continues else "infill_given_latent" if given_latent else "infill"
+
     def refusal(self, use: str) -> str | None:
         """Explain why the run does not support `use` and list the uses that it supports; None if it supports it."""
         if use in self.uses:

@@ -55,8 +55,8 @@ def infill(
     Raises:
         SamplingError: a text has no `mask`, is empty, or is too long.
     """
-    continues = latents is None and "continue" in model.capabilities
-    model.capabilities.require("continue" if continues else "infill" if latents is None else "infill_given_latent")
+    use = model.capabilities.filling(given_latent=latents is not None)
+    model.capabilities.require(use)
     seed, mask = check(seed, Seed, name="seed"), check(mask, Mark, name="mask")
     listed = texts_of(texts)
     if without := [index for index, text in enumerate(listed) if mask not in text]:
@@ -71,9 +71,9 @@ def infill(
     raw_nd = None if latents is None else vectors_of(latents, dim=model.dim, count=len(listed))
     latents_nd = None if raw_nd is None else model.standardised(raw_nd)
     config = model.text_sampler(sampler, steps, temperature)
-    room = model.max_length if continues else 0
+    open_end = [model.shape.mask_id] * (model.max_length if use == "continue" else 0)
     written = model.writer.write(
-        [[*canvas, *[model.shape.mask_id] * (room - len(canvas))] for canvas in canvases],
+        [[*canvas, *open_end[len(canvas) :]] for canvas in canvases],
         latents_nd=latents_nd, sampler=config, seed=seed,
     )  # fmt: skip
     if not model.model.has_length:

@@ -25,8 +25,8 @@ class CompletionConfig:
 def problems(sections: Mapping[str, Any]) -> list[str]:
     """List the sampler where it does not fit the run; the suite leaves out a run that completes no texts."""
     sampler, capabilities = sections["completion"].sampler, sections["objective"].capabilities(sections["model"])
-    completes = not capabilities.uses.isdisjoint(("continue", "infill"))
-    if sampler is None or not completes:
+    use = capabilities.filling()
+    if sampler is None or use not in capabilities:
         return []
-    reason = capabilities.sampler_refusal(sampler, "infill", given_latent=False)
+    reason = capabilities.sampler_refusal(sampler, use, given_latent=False)
     return [] if reason is None else [f"parameter 'completion.sampler': {reason}"]

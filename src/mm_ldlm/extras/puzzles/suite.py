@@ -27,9 +27,8 @@ class Completion(Suite):
 
     def skip_reason(self, given: Evaluation) -> str | None:
         capabilities = given.model.capabilities
-        if refusal := None if "continue" in capabilities else capabilities.refusal("infill"):
-            return refusal
-        return "completion.after is not set" if given.sections["completion"].after is None else None
+        unset = "completion.after is not set" if given.sections["completion"].after is None else None
+        return capabilities.refusal(capabilities.filling()) or unset
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
         model, own = given.model, given.sections["completion"]
