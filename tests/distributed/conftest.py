@@ -15,7 +15,7 @@ def run_ranks(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
     def run(case: str, *, processes: int = 2, module: str = "tests.distributed.ranks") -> Path:
         folder = tmp_path_factory.mktemp("ranks")
-        config = LaunchConfig(processes=processes, monitor_interval=0.05)
+        config = LaunchConfig(processes=processes)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(project))
             launch(module, [case, str(folder)], config=config, log_directory=folder / "logs")

@@ -66,6 +66,7 @@ def test_a_job_of_slurm_does_not_count_the_hosts_of_a_command() -> None:
 def test_the_first_host_of_a_list_is_its_first_name(name: str, numbers: list[int]) -> None:
     texts = [f"{number:02d}" for number in numbers]
     assert first_host(f"{name}[{','.join(texts)}],other") == name + texts[0]
+    assert first_host(f"rack[1-3]{name}[{'-'.join(texts)}],other[2]") == f"rack1{name}{texts[0]}"
     assert first_host(",".join(name + text for text in texts)) == name + texts[0]
 
 

@@ -172,13 +172,16 @@ def test_twenty_early_kills_of_a_training_leave_no_process(
         assert not survivors(launcher, after=0.1 + 2.9 * number / 19), number
 
 
-def test_a_child_whose_parent_has_already_ended_imports_nothing(tmp_path: Path) -> None:
-    environment = {**os.environ, entry.LAUNCHER: str(os.getppid())}  # not the parent of the child
-    (tmp_path / "touches.py").write_text("open('touched', 'w')")
-    command = [sys.executable, "-m", entry.__name__, "touches"]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, check=False)
-    assert ended.returncode == -signal.SIGKILL
-    assert not (tmp_path / "touched").exists()
+def test_a_child_finds_its_package_in_any_folder_and_imports_nothing_after_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "a:b").mkdir()
+    (tmp_path / "a:b" / "mm_ldlm").symlink_to(Path(entry.__file__).parents[1])
+    (tmp_path / "touches.py").write_text("import mm_ldlm\nopen('touched', 'w').write(mm_ldlm.__file__)")
+    command = [sys.executable, str(tmp_path / "a:b" / "mm_ldlm" / "distributed" / "entry.py"), "touches"]
+    for parent, code in ((os.getppid(), -signal.SIGKILL), (os.getpid(), 0)):
+        assert not (tmp_path / "touched").exists()
+        environment = {**os.environ, entry.LAUNCHER: str(parent)}
+        assert subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode == code
+    assert "a:b" in (tmp_path / "touched").read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])

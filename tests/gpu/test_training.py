@@ -176,7 +176,7 @@ def test_collectives_of_one_process_per_gpu(
 
     monkeypatch.setenv("PYTHONPATH", f"{project / 'src'}{os.pathsep}{project}")
     world = torch.cuda.device_count() if device == "cuda" else 1
-    config = LaunchConfig(processes=world, monitor_interval=0.05)
+    config = LaunchConfig(processes=world)
     launch("tests.gpu.ranks", [device, str(tmp_path / "found.json")], config=config, log_directory=tmp_path / "logs")
     found = InputFile(tmp_path / "found.json", remedy="").json(dict)
     measured(**found)

@@ -21,7 +21,7 @@ def train_forked(spec: TrainingSpec, root: Path) -> None:
 def train_on_ranks(spec: TrainingSpec, root: Path, *, processes: int = 2, restarts: int = 0) -> None:
     """Train a spec in processes of the launcher. PYTHONPATH must contain the folder of the tests' package."""
     case = _case(spec, root)
-    config = LaunchConfig(processes=processes, max_restarts=restarts, monitor_interval=0.05)
+    config = LaunchConfig(processes=processes, max_restarts=restarts)
     launch("tests.training.ranks", [str(case)], config=config, log_directory=root / "logs")
 
 

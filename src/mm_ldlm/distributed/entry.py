@@ -1,6 +1,6 @@
 """First module of every child process: watch the launching process, then run a module as `python -m` does.
 
-    python -m mm_ldlm.distributed.entry MODULE ARGUMENTS…
+    python mm_ldlm/distributed/entry.py MODULE ARGUMENTS…
 
 It imports nothing but the standard library before it watches: a child of which the parent is killed while torch is
 imported would be an orphan.
@@ -32,5 +32,8 @@ def die_with_parent(parent: int | None = None) -> None:
 
 if __name__ == "__main__":
     die_with_parent(int(os.environ[LAUNCHER]))
+    own = os.path.dirname(os.path.abspath(__file__))
+    # The folder of the package, not PYTHONPATH, whose folders have no colon in their names
+    sys.path[:] = [os.path.dirname(os.path.dirname(own)), os.getcwd(), *(place for place in sys.path if place != own)]
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

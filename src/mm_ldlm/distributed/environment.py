@@ -111,8 +111,8 @@ def counts_hosts(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def first_host(nodelist: str) -> str:
-    """Return the first name of a SLURM node list: `gpu[03-05,9]` gives `gpu03`."""
-    return re.sub(r"^([^,\[]*)(?:\[([^,\-\]]+))?.*", r"\1\2", nodelist)
+    """Return the first name of a SLURM node list: `rack[1-2]gpu[03-05,9],x` gives `rack1gpu03`."""
+    return re.sub(r"\[([^],-]+)[^]]*\]|,.*", r"\1", nodelist)
 
 
 def host_name() -> str:

@@ -1,6 +1,6 @@
 """The launcher: start workers with PyTorch's elastic launcher (as torchrun does) and raise their first error here.
 
-The workers are started as `python -m MODULE ARGS` (by `entry`), so that they import nothing of the launching process
+The workers are started by `entry`, so that they import nothing of the launching process
 (neither Kedro nor MLflow).
 """
 
@@ -16,10 +16,11 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import mm_ldlm
-from mm_ldlm.core import ConfigurationError, Duration, NonNegativeInt, PositiveInt, WorkerFailed, Workers, config
+from mm_ldlm.core import ConfigurationError, NonNegativeInt, PositiveInt, WorkerFailed, Workers, config
 from mm_ldlm.distributed import entry, environment, failure
 
+MONITOR_SECONDS = 0.2
+"""Between two checks of the workers"""
 _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -37,7 +38,6 @@ class HostsConfig:
         max_restarts: number of restarts of all workers after one was lost; they continue from what was saved.
         join_timeout: seconds to wait for the other hosts.
         keep_logs: number of launches whose logs are kept on each host.
-        monitor_interval: seconds between two checks of the workers.
     """
 
     nodes: Workers = 1
@@ -47,7 +47,6 @@ class HostsConfig:
     max_restarts: NonNegativeInt = 0
     join_timeout: PositiveInt = 300
     keep_logs: PositiveInt = 3
-    monitor_interval: Duration = 0.2
 
 
 @config
@@ -151,7 +150,7 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
             "is_host": not config.node_rank,
         },
         max_restarts=config.max_restarts,
-        monitor_interval=config.monitor_interval,
+        monitor_interval=MONITOR_SECONDS,
         local_addr=address,
         logs_specs=DefaultLogsSpecs(log_dir=str(log_directory), redirects=Std.ALL, tee=Std.NONE),
     )
@@ -160,7 +159,7 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
             _environment_of_workers(environment.interface_of(address) if address else None),
             _restored_signal_handlers(),
         ):
-            api.elastic_launch(elastic, sys.executable)("-u", "-m", entry.__name__, module, *arguments)
+            api.elastic_launch(elastic, sys.executable)("-u", entry.__file__, module, *arguments)
     except ChildFailedError as error:
         text, error_class = failure.explain(error.failures, log_directory, since=started)
         again = f" (after {config.max_restarts} restarts)" if config.max_restarts else ""
@@ -201,13 +200,11 @@ def _restored_signal_handlers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment_of_workers(interface: str | None) -> Iterator[None]:
-    """Set the environment that the workers inherit: the launcher, the source folder, and gloo's network interface.
+    """Set the environment that the workers inherit: the launcher, and gloo's network interface.
 
     By default gloo uses the interface that the host name resolves to, which is the loopback on many machines.
     """
-    source = str(Path(mm_ldlm.__file__).resolve().parent.parent)
-    paths = [source, *(part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part not in ("", source))]
-    changes = {entry.LAUNCHER: str(os.getpid()), "PYTHONPATH": os.pathsep.join(paths)}
+    changes = {entry.LAUNCHER: str(os.getpid())}
     if interface is not None:
         changes["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", interface)
     before = {name: os.environ.get(name) for name in changes}

@@ -25,8 +25,7 @@ class Parallel:
     `module` is the wrapped module that the loop calls; `inner` is the plain module for checkpoints and diagnostics.
     """
 
-    def __init__(self, inner: nn.Module, process: Process, *, strategy: str = "ddp", some_unused: bool = True) -> None:
-        """Wrap `inner`. `some_unused`: some steps do not use every trainable parameter (randomly drawn modes)."""
+    def __init__(self, inner: nn.Module, process: Process, *, strategy: str = "ddp") -> None:
         self.inner: Any = inner
         self.process = process
         self.module: nn.Module = inner
@@ -37,7 +36,7 @@ class Parallel:
             self.module = DistributedDataParallel(
                 inner,
                 device_ids=[process.device] if process.device.type == "cuda" else None,
-                find_unused_parameters=some_unused,
+                find_unused_parameters=True,  # a step of one mode does not use every parameter
                 gradient_as_bucket_view=True,
                 forward_sync_buffers=False,
             )
