@@ -132,6 +132,3 @@ class RowGenerator:
             bits = bits + weyl.view(-1, *(1 for _ in shape[axis + 1 :]))
         # The second key between the rounds separates streams whose Weyl sequences happen to overlap.
         return _mix_(_mix_(bits).bitwise_xor_(_signed(_mix(key ^ _MIX_1))))
-
-
-# -- times: low-discrepancy over the global batch in training, over the draws of a likelihood bound ------------------

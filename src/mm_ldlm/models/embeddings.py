@@ -68,15 +68,13 @@ class NullEmbedding(nn.Module):
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-def sinusoid(
-    t_B: Tensor, features: int = TIME_FEATURES, *, period: float = 10_000.0, factor: float = TIME_FACTOR
-) -> Tensor:
-    """Compute the sinusoidal embedding (B, features) float32: cos and sin of factor·t at geometric frequencies.
+def sinusoid(t_B: Tensor, *, factor: float = TIME_FACTOR) -> Tensor:
+    """Compute the sinusoidal embedding (B, 256) float32: cos and sin of factor·t at geometric frequencies to 1/10,000.
 
     With factor 1, times in [0, 1] would hardly change even the features of the highest frequency.
     """
-    half = features // 2
-    frequency = torch.exp(torch.arange(half, dtype=torch.float32, device=t_B.device) * (-math.log(period) / half))
+    half = TIME_FEATURES // 2
+    frequency = torch.exp(torch.arange(half, dtype=torch.float32, device=t_B.device) * (-math.log(10_000.0) / half))
     angle = (t_B.float() * factor)[:, None] * frequency
     return torch.cat([angle.cos(), angle.sin()], dim=-1)
 

@@ -25,6 +25,8 @@ from mm_ldlm.sampling.joint import JointDenoiser, together
 class ModalityGeneration(DenoiserGeneration):
     """Sampling of texts and of the modality, and likelihoods of texts, with one model of both."""
 
+    lengths_given_latents = True
+
     def __init__(
         self, model: nn.Module, shape: DataShape, process: TextProcess, config: Any, *, modality: Any
     ) -> None:  # fmt: skip

@@ -114,7 +114,7 @@ class DenoiserGeneration(GenerativeModel, ABC):
     """
 
     process: TextProcess
-    lengths_given_latents = True
+    lengths_given_latents = False
     """Whether the distribution over lengths depends on the latent, or on whether it is dropped"""
     divide: Any = None
     """Writes a canvas part by part where the model does so; see `Canvas.divide`"""
@@ -127,9 +127,9 @@ class DenoiserGeneration(GenerativeModel, ABC):
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:
         """Make the denoiser of texts given latents (B, d), or without latents."""
 
-    @abstractmethod
     def length_logits(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
-        """Compute unnormalised log-probabilities (N,) or (B, N) of the lengths."""
+        """Compute unnormalised log-probabilities (N,) or (B, N) of the lengths; by default the model's own, (N,)."""
+        return self.model.length_logits()
 
     def default_sampler(self, *, conditional: bool) -> Any:
         return default_text_sampler(self.process, conditional=conditional)

@@ -102,11 +102,6 @@ class TextDiffusion(Objective):
 class TextGeneration(DenoiserGeneration):
     """Sampling and likelihoods of texts with a text-only denoiser."""
 
-    lengths_given_latents = False
-
-    def length_logits(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
-        return self.model.length_logits()
-
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:
         if latents_Bd is not None:
             raise self._missing("texts given latents")

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mm_ldlm.diffusion.masked import unmask_probability
 from mm_ldlm.diffusion.process import TextProcess
@@ -84,6 +85,20 @@ class Canvas:
         """Positions (B, L) that a sampler writes: those that are `[MASK]`, limited to `open`."""
         masked_BL = self.tokens == self.diffusion.mask_id
         return masked_BL if self.open is None else self.open & masked_BL
+
+    def part(self, text: "TextSample", view: slice, open_BL: Tensor, **changes: Any) -> "Canvas":
+        """Make the canvas of the positions `view` of a text that is being written, of which `open_BL` (B, L) are open.
+
+        Its observer receives the part within the text.
+        """
+
+        def observe(tokens_Bl: Tensor, evaluated_Bl: Any, log_x0_MV: Tensor) -> None:
+            before_BT, after_BT = text.tokens[:, : view.start], text.tokens[:, view.stop :]
+            evaluated_BL = pad(evaluated_Bl, (before_BT.shape[1], after_BT.shape[1]))
+            self.observe(torch.cat([before_BT, tokens_Bl, after_BT], dim=1), evaluated_BL, log_x0_MV)
+
+        observes = unobserved if self.observe is unobserved else observe
+        return replace(self, tokens=text.tokens[:, view], open=open_BL[:, view], observe=observes, **changes)
 
     def guided_log_x0(
         self, tokens_BL: Tensor, t_B: Tensor, rows_A: Tensor, scored_BL: Tensor, *, guidance: float
@@ -153,6 +168,19 @@ class TextSample:
             tokens=torch.where(where_BL, tokens_BL, self.tokens),
             log_probs=torch.where(where_BL, log_probs_BL, self.log_probs),
             steps=torch.where(changed_BL, step, self.steps),
+        )
+
+    def with_part(self, part: "TextSample", view: slice) -> "TextSample":
+        """Take over what a sampler wrote at the positions `view` (`Canvas.part`); its steps follow those until now."""
+        margins = (view.start, self.tokens.shape[1] - view.stop)
+        steps_BL = pad(part.steps, margins, value=-1)
+        new_BL = steps_BL >= 0
+        return TextSample(
+            torch.where(new_BL, pad(part.tokens, margins), self.tokens),
+            torch.where(new_BL, pad(part.log_probs, margins), self.log_probs),
+            torch.where(new_BL, steps_BL + self.steps.amax(dim=1, keepdim=True) + 1, self.steps),
+            self.calls_per_row + part.calls_per_row,
+            self.model_calls + part.model_calls,
         )
 
     def called(self, rows_A: Tensor, *, guidance: float = 1.0) -> "TextSample":

@@ -176,10 +176,11 @@ class LatentSampler(Protocol):
 
 
 @config
-class GaussianSampler(Overridable, ABC):
-    """Keys that all latent samplers read.
+class GridSampler(Overridable, ABC):
+    """Base of the latent samplers: steps along a grid of times from `t_max` to 0.
 
     Attributes:
+        steps: number of steps of the grid.
         guidance: g of `u + g(c − u)`; any value but 1 doubles the model calls.
         t_max: time at which the grid starts; it must be below 1 for models that predict ε, because their estimate of
             x0 needs some signal.
@@ -187,13 +188,14 @@ class GaussianSampler(Overridable, ABC):
     """
 
     kind: str
+    steps: Steps = 20
     guidance: Guidance = 1.0
     t_max: Annotated[float, bounded(gt=0, le=1)] = 1.0
     draws: Draws = 1
 
-    @abstractmethod
     def points(self, schedule: GaussianSchedule) -> list[Point]:
         """Make the grid of times."""
+        return grid(schedule, steps=self.steps, t_max=self.t_max)
 
     @abstractmethod
     def solve(self, x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
@@ -215,21 +217,6 @@ class GaussianSampler(Overridable, ABC):
             calls += estimate.calls
         draws_KBd = torch.stack(samples)
         return LatentSample(draws_KBd.mean(dim=0), draws_KBd, calls)
-
-
-@config
-class GridSampler(GaussianSampler):
-    """Base of the latent samplers that take steps along a grid.
-
-    Attributes:
-        steps: number of steps of the grid.
-    """
-
-    steps: Steps = 20
-
-    def points(self, schedule: GaussianSchedule) -> list[Point]:
-        """Make the grid of times from `t_max` to 0."""
-        return grid(schedule, steps=self.steps, t_max=self.t_max)
 
 
 @config
@@ -329,14 +316,11 @@ class Dpmpp2mConfig(GridSampler):
 
 
 @config
-class OneStepConfig(GaussianSampler):
+class OneStepConfig(GridSampler):
     """One-step estimate of x0 by a single model call: the regression baseline for samplers."""
 
     kind: str = "one_step"
-
-    def points(self, schedule: GaussianSchedule) -> list[Point]:
-        """Make the grid of `t_max` and 0."""
-        return grid(schedule, steps=1, t_max=self.t_max)
+    steps: ClassVar[int] = 1  # type: ignore[misc]
 
     def solve(self, x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
         """Estimate x0 at the first point."""

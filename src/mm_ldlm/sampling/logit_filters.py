@@ -56,6 +56,3 @@ def draw_tokens(log_probs_MV: Tensor, u_M: Tensor, draw: Draw) -> Tensor:
             for log_probs_mV, u_m in zip(distributions, uniforms, strict=True)
         ]
     )
-
-
-# -- guidance ----------------------------------------------------------------------------------------------------------

@@ -1,16 +1,13 @@
 """Semi-autoregressive sampling: block by block from left to right, also for texts longer than the model's window."""
 
-import dataclasses
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
-from torch import Tensor
-from torch.nn.functional import pad
 
 from mm_ldlm.core import SamplingError, Size, config, refuse_if
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.base import ONLY_MASKS, Overridable, require_fit, unfit
-from mm_ldlm.sampling.denoising import Canvas, Observe, TextSample, unobserved
+from mm_ldlm.sampling.denoising import Canvas, TextSample
 from mm_ldlm.sampling.logit_filters import Draw
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS
 
@@ -82,36 +79,6 @@ class BlocksConfig(Overridable):
             view = slice(0, length if window is None else min(window, length))
             if window is not None and end > window:
                 view = slice(end - window // block_length * block_length, min(end, length))
-            block = dataclasses.replace(
-                canvas,
-                tokens=whole.tokens[:, view],
-                open=todo_BL[:, view],
-                generator=canvas.generator.fork(number),
-                window=None,
-                observe=_in_text(canvas.observe, whole.tokens, view),
-            )
-            part = self.inner.sample(block)
-            whole = _pasted(whole, part, view=view, where_BL=todo_BL)
+            part = canvas.part(whole, view, todo_BL, generator=canvas.generator.fork(number), window=None)
+            whole = whole.with_part(self.inner.sample(part), view)
         return whole
-
-
-def _in_text(observe: Observe, tokens_BL: Tensor, view: slice) -> Observe:
-    """Make an observer that receives a block within its text."""
-
-    def block(part_BL: Tensor, evaluated: Any, log_x0_MV: Tensor) -> None:
-        text_BL = torch.cat([tokens_BL[:, : view.start], part_BL, tokens_BL[:, view.stop :]], dim=1)
-        observe(text_BL, pad(evaluated, (view.start, tokens_BL.shape[1] - view.stop)), log_x0_MV)
-
-    return observe if observe is unobserved else block
-
-
-def _pasted(whole: TextSample, part: TextSample, *, view: slice, where_BL: Tensor) -> TextSample:
-    margins = (view.start, where_BL.shape[1] - view.stop)
-    taken_B1 = whole.steps.amax(dim=1, keepdim=True) + 1
-    return TextSample(
-        torch.where(where_BL, pad(part.tokens, margins), whole.tokens),
-        torch.where(where_BL, pad(part.log_probs, margins), whole.log_probs),
-        torch.where(where_BL, pad(part.steps, margins) + taken_B1, whole.steps),
-        whole.calls_per_row + part.calls_per_row,
-        whole.model_calls + part.model_calls,
-    )

@@ -6,12 +6,10 @@ the likelihood of an autoregressive model for blocks of one token, and the NELBO
 B examples, L positions, l positions of a block, N blocks, M scored positions, K draws.
 """
 
-import dataclasses
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from mm_ldlm.core import bounded, config, refuse_if
 from mm_ldlm.diffusion.masked import Absorbing, AbsorbingConfig
@@ -25,7 +23,7 @@ from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
 from mm_ldlm.objectives.generation import DenoiserGeneration
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
 from mm_ldlm.objectives.text_loss import NoisyTexts, length_loss, text_losses
-from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample, Where, Write
+from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample, Write
 
 
 @config
@@ -118,11 +116,6 @@ class BlockGeneration(DenoiserGeneration):
     """
 
     process: Absorbing
-    lengths_given_latents = False
-
-    def length_logits(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
-        found: Tensor = self.model.length_logits()
-        return found
 
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> TextDenoiser:
         """Make a denoiser of texts whose blocks before the one that is asked for are written, without a cache."""
@@ -138,15 +131,14 @@ class BlockGeneration(DenoiserGeneration):
     def divide(self, canvas: Canvas, write: Write) -> TextSample:
         """Write the blocks of a canvas (`Canvas.divide`)."""
         length, valid_BL = canvas.tokens.shape[1], canvas.tokens != self.shape.pad_id
-        cache, text = self.model.start(valid_BL.sum(dim=1)), TextSample.start(canvas.tokens[:, :0])
+        cache, text = self.model.start(valid_BL.sum(dim=1)), TextSample.start(canvas.tokens)
         for number, start in enumerate(range(0, length, self.model.block_length)):
             at = slice(start, min(start + self.model.block_length, length))
-            block = dataclasses.replace(
-                canvas, tokens=canvas.tokens[:, at], open=None if canvas.open is None else canvas.open[:, at],
-                denoise=self._block_denoiser(cache), generator=canvas.generator.fork(number), divide=None,
-                observe=_in_text(canvas, text.tokens, at),
+            block = canvas.part(
+                text, at, canvas.writable_BL, denoise=self._block_denoiser(cache),
+                generator=canvas.generator.fork(number), divide=None,
             )  # fmt: skip
-            text = _joined(text, write(block))
+            text = text.with_part(write(block), at)
             if at.stop < length:
                 _, cache = self.model.read(text.tokens[:, at], cache)
                 text = text.called(valid_BL[:, at.stop].nonzero().squeeze(1))
@@ -180,25 +172,3 @@ class BlockGeneration(DenoiserGeneration):
         found = integrate(self.process, predict, tokens_BL, valid_BL, [all_B], generator, corrupt=self.process.mask)
         assert found.cross_entropy_KB is not None
         return Likelihood(found.cross_entropy_KB.expand(draws, -1))
-
-
-def _in_text(canvas: Canvas, before_BT: Tensor, at: slice) -> Any:
-    """Make an observer that receives a block within its text."""
-
-    def observe(tokens_Bl: Tensor, evaluated_Bl: Where, log_x0_MV: Tensor) -> None:
-        text_BL = torch.cat([before_BT, tokens_Bl, canvas.tokens[:, at.stop :]], dim=1)
-        canvas.observe(text_BL, pad(evaluated_Bl, (at.start, canvas.tokens.shape[1] - at.stop)), log_x0_MV)  # type: ignore[arg-type]
-
-    return observe
-
-
-def _joined(text: TextSample, block: TextSample) -> TextSample:
-    """Append a block to the blocks before it."""
-    taken_B1 = pad(text.steps, (1, 0), value=-1).amax(dim=1, keepdim=True) + 1
-    return TextSample(
-        torch.cat([text.tokens, block.tokens], dim=1),
-        torch.cat([text.log_probs, block.log_probs], dim=1),
-        torch.cat([text.steps, torch.where(block.steps >= 0, block.steps + taken_B1, -1)], dim=1),
-        text.calls_per_row + block.calls_per_row,
-        text.model_calls + block.model_calls,
-    )

@@ -222,7 +222,6 @@ class CcddGeneration(DenoiserGeneration):
     """Joint samples of texts and states; samples and NELBO of the text alone, with dropped states."""
 
     field = "token_states"
-    lengths_given_latents = False
 
     def __init__(self, *args: Any, schedule: GaussianSchedule) -> None:
         super().__init__(*args)
@@ -233,9 +232,6 @@ class CcddGeneration(DenoiserGeneration):
         if conditional and self.config.condition_dropout > 0:
             return super().default_sampler(conditional=True)
         return text_sampler("joint_states", steps=32)
-
-    def length_logits(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
-        return self.model.length_logits()
 
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> StatesDenoiser:
         """Make the denoiser of the text alone, whose states are dropped; `predict` is the joint prediction.

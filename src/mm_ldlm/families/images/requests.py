@@ -18,7 +18,7 @@ from mm_ldlm.inference.arguments import array_of, check_tokens, latent_sampler_o
 from mm_ldlm.inference.generating import length_of
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.writing import Writer, refuse_texts_beyond_memory
-from mm_ldlm.sampling.gaussian import GaussianSampler
+from mm_ldlm.sampling.gaussian import GridSampler
 from mm_ldlm.sampling.limits import Length, Steps
 from mm_ldlm.sampling.registry import text_sampler
 
@@ -139,7 +139,7 @@ class ImageWriter:
         config = self.model.default_sampler(conditional=True) if sampler is None else sampler
         config = parse_kind(CAPTION_SAMPLERS, {"kind": config} if isinstance(config, str) else config, at="sampler")
         config = config if steps is None else config.override(steps=steps)
-        if isinstance(config, GaussianSampler) is not (self.model.process is None):
+        if isinstance(config, GridSampler) is not (self.model.process is None):
             vectors = self.model.process is None
             fitting = "latent sampler, such as 'ddim'" if vectors else "text sampler, such as 'confidence'"
             raise SamplingError(f"sampler: expected a {fitting}, for the captions of this run, found '{config.kind}'.")

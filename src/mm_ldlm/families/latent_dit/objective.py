@@ -96,6 +96,8 @@ class LatentConditioned(TextDiffusion):
 class LatentConditionedGeneration(DenoiserGeneration):
     """Sampling, lengths and likelihoods of texts given latents, or with the null latent."""
 
+    lengths_given_latents = True
+
     def length_logits(self, latents_Bd: Tensor | None, *, rows: int) -> Tensor:
         latents_Bd, null_B = self._given(latents_Bd, torch.arange(rows, device=self.device))
         return self.model.length_logits(latents_Bd, null_B)
