@@ -30,7 +30,6 @@ def reports(folder: Path) -> None:
     with joined(device="cpu", timeout_minutes=1, threads=1) as process:
         found: dict[str, Any] = {
             "sum": collectives.sum_(torch.arange(4.0) * (rank + 1)).tolist(),
-            "max": collectives.max_(torch.tensor([float(rank), -float(rank)])).tolist(),
             "gather": collectives.gather({"rank": rank, "text": "ä€😀"[:rank]}),
         }
         memory = parallel.shared_memory(process, elements=101)

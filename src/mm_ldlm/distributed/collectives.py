@@ -20,13 +20,6 @@ def sum_(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def max_(tensor: Tensor) -> Tensor:
-    """Take the maximum over all ranks, in place."""
-    if active():
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return tensor
-
-
 def barrier() -> None:
     """Wait until all ranks arrive."""
     if active():

@@ -170,10 +170,10 @@ def shared_memory(process: Process, *, elements: int) -> SharedMemory | None:
         path = f"/proc/{os.getpid()}/fd/{mine}"
     path = collectives.gather(path)[0]
     memory = _mapped(path, size)
-    lacking = collectives.max_(torch.tensor([float(memory is None)]))  # and no rank opens the file any more
+    lacking = any(collectives.gather(memory is None))  # and no rank opens the file any more
     if mine >= 0:
         os.close(mine)
-    return None if memory is None or bool(lacking > 0) else SharedMemory(memory, process)
+    return None if memory is None or lacking else SharedMemory(memory, process)
 
 
 def _anonymous(size: int) -> int:

@@ -80,26 +80,19 @@ def build(spec: TrainingSpec, *, root: Path, data: Data, process: Process, track
 
 def trainable_root(spec: TrainingSpec, data: Data, *, root: Path, tracker: Tracker) -> TrainableRoot:
     """Build model and objective with their initial values or those of `init_from`, and freeze the frozen parts."""
-    trainable = _initial_root(spec, data)
-    if spec.training.init_from is not None:
-        initialise(trainable, root / spec.training.init_from, spec=spec, tracker=tracker)
-    trained = spec.training.init_from is not None
-    freeze(trainable, trainable.objective.frozen_parts(trained=trained), trained=trained)
-    return trainable
-
-
-def _initial_root(spec: TrainingSpec, data: Data) -> TrainableRoot:
-    """Build model and objective with their initial values."""
     vectors = None if data.token_vectors is None else torch.from_numpy(data.token_vectors)
     generator = torch.Generator().manual_seed(step_seed(spec.seed, 0, "model"))
     stores = {name: torch.from_numpy(value) for name, value in data.stores.items()}
-    root = build_root(
+    trainable = build_root(
         spec.model, spec.objective, data.shape, generator=generator, token_vectors=vectors, stores=stores,
         fixed_shapes=spec.training.precision.compile,
     )  # fmt: skip
-    root.objective.set_token_counts(lambda: token_counts(data.train, data.shape))
-    root.objective.set_training_length(spec.training.steps)
-    return root
+    trainable.objective.set_token_counts(lambda: token_counts(data.train, data.shape))
+    trainable.objective.set_training_length(spec.training.steps)
+    if trained := spec.training.init_from is not None:
+        initialise(trainable, root / spec.training.init_from, spec=spec, tracker=tracker)
+    freeze(trainable, trainable.objective.frozen_parts(trained=trained), trained=trained)
+    return trainable
 
 
 def _compiled(model: Any, *, graphs: int) -> Any:

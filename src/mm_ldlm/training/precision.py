@@ -28,5 +28,5 @@ def resolve(precision: PrecisionConfig, process: Process) -> PrecisionConfig:
     """
     if precision.autocast != "auto":
         return precision
-    lacking = torch.tensor(float(not multiplies_bf16(process.device)), device=process.device)
-    return dataclasses.replace(precision, autocast="fp32" if float(collectives.max_(lacking)) else "bf16")
+    fast = all(collectives.gather(multiplies_bf16(process.device)))
+    return dataclasses.replace(precision, autocast="bf16" if fast else "fp32")

@@ -1,8 +1,5 @@
 """Forward and backward passes of this rank's part of a step, and their losses."""
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -59,11 +56,9 @@ class Stepper:
         """Make the generator of a micro-batch from the run's seed, the draw and the positions in the global batch."""
         return RowGenerator(step_seed(self.seed, draw), batch.position_B)
 
-    @contextlib.contextmanager
-    def autocast(self) -> Iterator[None]:
+    def autocast(self) -> torch.autocast:
         dtype = AUTOCAST.get(self.precision.autocast)
-        with torch.autocast(self.process.device.type, dtype=dtype, enabled=dtype is not None):
-            yield
+        return torch.autocast(self.process.device.type, dtype=dtype, enabled=dtype is not None)
 
     def losses(self, batch: Batch, *, kind: str, draw: int, step: int) -> Losses:
         """Compute the losses of a micro-batch on this rank, without the gradient reduction of training."""

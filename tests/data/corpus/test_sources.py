@@ -85,7 +85,7 @@ def test_rows_and_descriptions_repeat_themselves(kind: str, tmp_path: Path) -> N
 def test_a_description_is_that_of_the_content_and_not_of_its_place(kind: str, tmp_path: Path) -> None:
     keys = written(kind, tmp_path / "a", rows_of("one", "two"))
     same = written(kind, tmp_path / "b", rows_of("one", "two"))
-    other = written(kind, tmp_path / "c", rows_of("one", "tw"))
+    other = written(kind, tmp_path / "c", rows_of("one", "owt"))
     kept = described(keys)
     assert described(other) != kept
     if kind != "disk":  # names of the library

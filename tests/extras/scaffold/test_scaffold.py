@@ -60,9 +60,9 @@ def test_each_component_passes_the_conformance_tests(python: Callable[..., None]
 @pytest.mark.slow
 @pytest.mark.parametrize("what", KINDS)
 def test_each_component_trains_by_its_name(workshop: Path, python: Callable[..., None], what: str) -> None:
-    _, parameter, environment = KINDS[what]
+    _, parameter = KINDS[what]
     params = f"{parameter}=my_{what},training.launch.processes=1,tracking.enabled=false,results=data/my_{what}"
-    python("-m", "kedro", "run", f"--env={environment}+test", f"--params={params}", cwd=workshop)
+    python("-m", "kedro", "run", "--env=mdlm+test", f"--params={params}", cwd=workshop)
     assert (workshop / f"data/my_{what}/08_reporting/report.html").is_file()
 
 

@@ -15,12 +15,12 @@ from torch import Size, Tensor
 
 from mm_ldlm.core import CheckpointError
 from mm_ldlm.extras.foreign_checkpoints.parameter_names import (
-    FORMATS,
+    DDIT,
     ROUNDING,
     Format,
     Rule,
+    is_ddit,
     matches,
-    recognise,
     summary,
     without_time,
 )
@@ -40,7 +40,7 @@ class Converted:
     tensors: dict[str, Tensor]
     """by the name of the model's parameter"""
     format: str | None
-    """its key in `parameter_names.FORMATS`; None: the names are those of this project"""
+    """"ddit"; None: the names are those of this project"""
     left_out: list[str]
     """names of the checkpoint that became no parameter"""
     averaged: bool = False
@@ -68,10 +68,9 @@ def convert(
         CheckpointError: the model has another architecture or other options, or a name has no rule.
     """
     refuse_other_model(found, options, source)
-    key = recognise(found)
-    if key is None:
+    if not is_ddit(found):
         return Converted(dict(found), None, [])
-    form, head_dim = _format(key, options), options["dim"] // options["heads"]
+    form, head_dim = _format(options), options["dim"] // options["heads"]
     made: dict[str, Tensor] = {}
     used: set[str] = set()
     missing: set[str] = set()
@@ -94,13 +93,13 @@ def convert(
             "format."
         )
     made |= {name: torch.zeros(targets[name]) for name in form.zeros if name in targets}
-    return Converted(made, key, left_out)
+    return Converted(made, "ddit", left_out)
 
 
-def _format(key: str, options: Mapping[str, Any]) -> Format:
-    """Return a format for a model with these options."""
+def _format(options: Mapping[str, Any]) -> Format:
+    """Return the format for a model with these options."""
     kind = options.get("kind")
-    return without_time(FORMATS[key], kind) if kind in timeless() else FORMATS[key]
+    return without_time(kind) if kind in timeless() else DDIT
 
 
 def head_dim_of(found: Mapping[str, Tensor]) -> int | None:
@@ -114,9 +113,9 @@ def refuse_other_model(found: Mapping[str, Tensor], options: Mapping[str, Any], 
 
     The message names the options to set. Names of no format are not checked.
     """
-    if (key := recognise(found)) is None:
+    if not is_ddit(found):
         return
-    form = _format(key, options)
+    form = _format(options)
     wrong = [
         f"model.{name}={_yaml(value)} (found {_yaml(options.get(name))})"
         for name, value in form.options.items()

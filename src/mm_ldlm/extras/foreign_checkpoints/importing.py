@@ -93,9 +93,9 @@ def _described(
 ) -> tuple[dict[str, Any], Path, Trainer | None]:
     """Return the configuration of the new run, the folder with its tokenizer and other parts, and another trainer."""
     own = found.file.parent
-    key = parameter_names.recognise(found.tensors)
+    ddit = parameter_names.is_ddit(found.tensors)
     described = like is not None or ((own / CONFIG).is_file() and (own / "tokenizer").is_dir())
-    if described or key != "ddit":
+    if described or not ddit:
         _refuse_unread(found.file, given)
     if like is not None:
         run = newest_run(like)
@@ -103,7 +103,7 @@ def _described(
         return run_config(run, checkpoint), checkpoint, None
     if described:
         return run_config(own, own), own, None
-    if key == "ddit":
+    if ddit:
         settings = flat(found.settings)
         trainer = trainer_of(settings, found.file)
         return _ddit(found, temporary, settings, trainer, **given), temporary, trainer

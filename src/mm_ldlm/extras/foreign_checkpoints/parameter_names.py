@@ -1,4 +1,4 @@
-"""Formats of checkpoints of other projects: which parameter of theirs becomes which of ours, as tables of rules.
+"""The format `ddit` of checkpoints of other projects: which parameter of theirs becomes which of ours, as rules.
 
 `{n}` in a pattern is a number. A rule makes one parameter of a model here from one or more parameters of the format.
 """
@@ -6,7 +6,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A format that is recognised by the names of its parameters.
+    """A format that is recognised by the names of its parameters (`is_ddit`).
 
     Attributes:
         what: the model whose names these are.
@@ -100,7 +100,7 @@ def _at_zero(found: Sequence[Tensor], head_dim: int) -> Tensor:
     return (bias + weight[:, : weight.shape[1] // 2].sum(dim=1)).float()
 
 
-# -- the formats -------------------------------------------------------------------------------------------------------
+# -- the format --------------------------------------------------------------------------------------------------------
 
 _BLOCK, _THEIRS = "blocks.{n}.streams.0.", "blocks.{n}."
 _NORMS = (_THEIRS + "norm1.weight", _THEIRS + "norm2.weight")
@@ -168,26 +168,20 @@ DDIT = Format(
     ),
 )
 
-FORMATS: dict[str, Format] = {"ddit": DDIT}
-"""By name"""
 
-
-def without_time(form: Format, kind: str) -> Format:
+def without_time(kind: str) -> Format:
     """Return the format for a model of another kind that reads no timestep, and whose conditioning is a constant."""
     made = {
         "time.inner.weight": Rule("time.inner.weight", ("sigma_map.mlp.0.weight",), _zeros),
         "time.inner.bias": Rule("time.inner.bias", ("sigma_map.mlp.0.weight", "sigma_map.mlp.0.bias"), _at_zero),
     }
-    rules = tuple(made.get(rule.ours, rule) for rule in form.rules)
-    return dataclasses.replace(form, rules=rules, options={**form.options, "kind": kind}, timesteps=())
+    rules = tuple(made.get(rule.ours, rule) for rule in DDIT.rules)
+    return dataclasses.replace(DDIT, rules=rules, options={**DDIT.options, "kind": kind}, timesteps=())
 
 
-def recognise(names: Iterable[str]) -> str | None:
-    """Return the name of the format of a checkpoint with these names; None for those of this project and others."""
-    known = list(names)
-    return next(
-        (key for key, each in FORMATS.items() if all(any(matches(mark, n) for n in known) for mark in each.marks)), None
-    )
+def is_ddit(names: Collection[str]) -> bool:
+    """Return whether a checkpoint with these names has the format."""
+    return all(any(matches(mark, name) for name in names) for mark in DDIT.marks)
 
 
 def matches(pattern: str, name: str) -> re.Match[str] | None:

@@ -9,7 +9,7 @@ from typing import Any
 from mm_ldlm.core import SourceError, UnsafePathError
 from mm_ldlm.core.files import InputFile, check_name
 from mm_ldlm.data.corpus.sources import Unusable
-from mm_ldlm.data.corpus.sources.base import SPLIT_WORDS, read_named
+from mm_ldlm.data.corpus.sources.base import SPLIT_WORDS, describe_files, read_named
 from mm_ldlm.data.corpus.sources.delimited import parse_json
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.store.fingerprint import file_sha256, fingerprint
@@ -114,18 +114,17 @@ class Folder:
         return [item | {key: _plain(item[key]) for key in item if key.endswith("_path")} for item in found]
 
     def describe(self, parts: list[str]) -> str:
-        """Return a digest of the archive, or of the lists and the sizes of all texts.
+        """Return a digest of the archive, or of the lists, the texts and the files of `parts` ("latents").
 
-        Files of `parts` ("latents") are described by size and time of modification, because they are small and many,
-        and other numbers have the same size.
+        The latter are described by size and time of modification, because they are large together.
         """
         if self._zip is not None:
             return file_sha256(self.path)
         lists = {name: file_sha256(self.path / name) for name in LISTS.values() if os.path.isfile(self.path / name)}
-        found = [(part, name, (self.path / name).lstat()) for part in ("texts", *parts) for name in self.names(part)]
-        return fingerprint(
-            [lists, [(name, stat.st_size, part != "texts" and stat.st_mtime_ns) for part, name, stat in found]]
-        )
+        texts = self.names("texts")
+        regular = describe_files(path for name in texts if (path := self.path / name).is_file())
+        found = [(name, (self.path / name).lstat()) for part in parts for name in self.names(part)]
+        return fingerprint([lists, texts, regular, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]])
 
 
 def _plain(name: Any) -> Any:

@@ -16,13 +16,13 @@ KINDS = {
     "process": (
         "mm_ldlm.diffusion.process:TEXT_PROCESSES",
         "sampling.unconditional.text.kind=ancestral,objective.process.kind",
-        "mdlm",
     ),
-    "objective": ("mm_ldlm.objectives.base:OBJECTIVES", "objective.kind", "mdlm"),
-    "model": ("mm_ldlm.models.base:MODELS", "model.kind", "mdlm"),
-    "sampler": ("mm_ldlm.sampling.registry:TEXT_SAMPLERS", "sampling.unconditional.text.kind", "mdlm"),
+    "objective": ("mm_ldlm.objectives.base:OBJECTIVES", "objective.kind"),
+    "model": ("mm_ldlm.models.base:MODELS", "model.kind"),
+    "sampler": ("mm_ldlm.sampling.registry:TEXT_SAMPLERS", "sampling.unconditional.text.kind"),
 }
-"""What can be written: its registry, the parameter that chooses it after those that make it fit, and an environment"""
+"""What can be written: its registry, and the parameter that chooses it in the environment mdlm, after those that make it
+fit"""
 
 
 @click.command("new")
@@ -37,7 +37,7 @@ def new(what: str, name: str, folder: str | None) -> None:
     """
     import jinja2
 
-    registry_path, parameter, environment = KINDS[what]
+    registry_path, parameter = KINDS[what]
     target = Path(folder or Path("..", name))
     with messages_only():
         registry: Registry = import_object(registry_path, what)
@@ -49,7 +49,7 @@ def new(what: str, name: str, folder: str | None) -> None:
             )
         if os.path.lexists(target):
             raise ConfigurationError(f"FOLDER: expected a new folder, found {show(str(target))}. Give another one.")
-        command = f"kedro run --env={environment}+test --params {parameter}={name}"
+        command = f"kedro run --env=mdlm+test --params {parameter}={name}"
         words = {"what": what, "name": name, "group": registry.group, "command": command}
         words["class"] = "".join(part.title() for part in name.split("_"))
         loader = jinja2.PackageLoader("mm_ldlm.extras.scaffold")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mm_ldlm.core import NonNegativeFloat, PositiveFloat, config, refuse_if
 from mm_ldlm.diffusion import gaussian
-from mm_ldlm.diffusion.distributions import forbid_
+from mm_ldlm.diffusion.distributions import forbid_, token_loss
 from mm_ldlm.diffusion.masked import AbsorbingConfig
 from mm_ldlm.diffusion.process import TEXT_PROCESSES
 from mm_ldlm.diffusion.random import RowGenerator
@@ -35,7 +35,7 @@ from mm_ldlm.objectives.text_and_modality import (
     Roles,
     positive_weights,
 )
-from mm_ldlm.objectives.text_loss import NoisyTexts, by_time
+from mm_ldlm.objectives.text_loss import NoisyTexts, ScoredTokens, sum_tokens
 from mm_ldlm.sampling.denoising import TextDenoiser, TextSample
 from mm_ldlm.sampling.gaussian import LatentDenoiser, LatentSample
 from mm_ldlm.sampling.registry import latent_sampler
@@ -179,17 +179,10 @@ class ContinuousImageTextObjective(ModalityObjective):
     def text_losses(self, logits: Tensor, batch: Batch, noisy: NoisyTexts) -> Losses:
         scored_BL = noisy.scored_BL
         logits_MV = logits if logits.dim() == 2 else logits[scored_BL]
-        targets_M = batch.tokens_BL[scored_BL]
-        words_MV = forbid_(logits_MV.float().clone(), mask_id=self.shape.mask_id, pad_id=self.shape.pad_id)
-        nll_M = -words_MV.log_softmax(-1).gather(1, targets_M[:, None]).squeeze(1)
-        count = scored_BL.sum()
-        losses: Losses = {"text_loss": (nll_M.sum(), count)}
-        with torch.no_grad():
-            t_M = noisy.t_B[scored_BL.nonzero()[:, 0]]
-            losses["text_nll"] = (nll_M.detach().sum(), count)
-            losses["text_accuracy"] = ((words_MV.argmax(-1) == targets_M).sum(), count)
-            losses |= by_time("text_nll", nll_M.detach(), t_M, torch.ones_like(nll_M))
-        return losses
+        targets_M, t_M = batch.tokens_BL[scored_BL], noisy.t_B[scored_BL.nonzero()[:, 0]]
+        found = token_loss(logits_MV, targets_M, mask_id=self.shape.mask_id, pad_id=self.shape.pad_id)
+        scored_M = torch.ones_like(targets_M, dtype=torch.bool)
+        return sum_tokens(ScoredTokens(found, targets_M, t_M, scored_M), batch, z_loss=self.config.z_loss > 0)
 
 
 # -- sampling of captions as noised vectors, of images, and of both ----------------------------------------------------
