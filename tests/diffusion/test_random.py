@@ -91,18 +91,16 @@ def test_select_and_fork_keep_rows_and_draws() -> None:
 
 def test_pitfall_06_shared_numbers_are_the_same_on_all_ranks_and_differ_by_draw() -> None:
     a, b = RowGenerator(9, torch.tensor([0, 1])), RowGenerator(9, torch.tensor([70, 3, 4]))
-    first = a.shared_uniform(2)
-    assert torch.equal(first, b.shared_uniform(2))
-    assert not torch.equal(first, a.shared_uniform(2))
-    assert stats.kstest(generator(1).shared_uniform(20_000).numpy(), "uniform").pvalue > 1e-3
+    drawn = [a.shared_uniform() for _ in range(2000)]
+    assert drawn == [b.shared_uniform() for _ in range(2000)]
+    assert stats.kstest(drawn, "uniform").pvalue > 1e-3
 
 
 def test_numbers_are_pinned() -> None:
     """The same numbers in every release: a resumed run depends on it."""
     bits = RowGenerator(42, torch.tensor([0, 1, 2**40])).fork("mask").uniform(5, 3).numpy().tobytes()
     assert hashlib.sha256(bits).hexdigest()[:16] == "65e4aa2562680437"
-    shared = RowGenerator(7, torch.arange(2)).shared_uniform(3).numpy().tobytes()
-    assert hashlib.sha256(shared).hexdigest()[:16] == "d5ba95dd6db66d3d"
+    assert RowGenerator(7, torch.arange(2)).shared_uniform() == 0.598710131180915
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
@@ -135,7 +133,7 @@ def test_one_time_lies_in_each_cell_of_the_comb(u: float, total: int, t_min: flo
 
 def test_each_time_alone_is_uniform() -> None:
     rows = RowGenerator(1, torch.arange(2))
-    draws = torch.cat([antithetic(rows.shared_uniform(1), torch.tensor([3]), 64, 0.0) for _ in range(2000)])
+    draws = torch.cat([antithetic(rows.shared_uniform(), torch.tensor([3]), 64, 0.0) for _ in range(2000)])
     assert stats.kstest(draws.numpy(), "uniform").pvalue > 1e-3
 
 

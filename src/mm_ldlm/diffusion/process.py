@@ -97,7 +97,7 @@ class TextProcess(nn.Module, ABC):
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    def times(self, u: Tensor | float, index_B: Tensor, total: int) -> Tensor:
+    def times(self, u: float, index_B: Tensor, total: int) -> Tensor:
         """Draw the training times t (B,) of the examples at `index_B` of a global batch of `total` examples.
 
         `u` is one uniform number that all ranks share. By default times are low-discrepancy in [t_min, 1].

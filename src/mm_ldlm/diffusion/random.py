@@ -89,16 +89,13 @@ class RowGenerator:
         """Draw (B, *shape) standard normal numbers by inverting the distribution function of float64 uniforms."""
         return torch.special.ndtri(_open_unit(self._bits(shape), torch.float64)).to(dtype)
 
-    def shared_uniform(self, n: int) -> Tensor:
-        """Draw n float64 uniforms that do not depend on the rows: the same on all ranks that made the same calls."""
-        index = torch.arange(n, dtype=torch.int64, device=self.device)
-        bits = index.mul_(_signed(_GAMMA)).add_(_signed(_mix(self._next_key() ^ 0x5348415245445F55)))
-        return _open_unit(_mix_(_mix_(bits)), torch.float64)
+    def shared_uniform(self) -> float:
+        """Draw a uniform number that does not depend on the rows: the same on all ranks that made the same calls.
 
-    def shared_draw(self, name: str) -> float:
-        """Draw the uniform number of a name, the same on all ranks, on the host, which avoids a wait for the device."""
-        on_host = RowGenerator(self.seed, torch.empty(0, dtype=torch.int64, device="cpu"))
-        return float(on_host.fork(name).shared_uniform(1))
+        It is computed on the host, without a wait for the device.
+        """
+        word = _mix(_mix(_mix(self._next_key() ^ 0x5348415245445F55)))
+        return (2 * (word >> 12) + 1) * 2.0**-53
 
     def fork(self, name: str | int) -> "RowGenerator":
         """Make an independent stream for the same rows, which does not depend on what was drawn before."""

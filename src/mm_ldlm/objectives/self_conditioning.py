@@ -17,7 +17,7 @@ def self_condition(
     (arXiv:2208.04202, §3.2).
     """
     zeros_Bd = torch.zeros_like(inputs["latents_Bd"])
-    if generator.shared_draw("self_condition") >= 0.5:
+    if generator.fork("self_condition").shared_uniform() >= 0.5:
         return zeros_Bd
     with torch.no_grad():
         first = model(tokens_BL, **inputs, self_condition_Bd=zeros_Bd, heads=("latent",))

@@ -94,10 +94,10 @@ class GaussianModality(nn.Module):
 
 def value_times(batch: Batch, generator: RowGenerator, *, t_min: float) -> Tensor:
     """Draw timesteps (B,), low-discrepancy over the global batch and independent of the texts' order."""
-    u = generator.shared_uniform(1)
     everyone = torch.arange(batch.global_size, device=batch.position_B.device)
     order = torch.argsort(RowGenerator(generator.seed, everyone).fork("comb").uniform())
-    return antithetic(u, order[batch.position_B.clamp(max=batch.global_size - 1)], batch.global_size, t_min)
+    index_B = order[batch.position_B.clamp(max=batch.global_size - 1)]
+    return antithetic(generator.shared_uniform(), index_B, batch.global_size, t_min)
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class ModalityObjective(Objective):
         """Draw the mode of a step, the same on all ranks and in all micro-batches."""
         if len(self.kinds) == 1:
             return self.kinds[0]
-        drawn, weights = generator.shared_draw("mode"), list(self.config.frequencies.values())
+        drawn, weights = generator.fork("mode").shared_uniform(), list(self.config.frequencies.values())
         edges = [sum(weights[: i + 1]) / sum(weights) for i in range(len(weights))]
         return next((name for name, edge in zip(self.kinds, edges, strict=True) if drawn < edge), self.kinds[-1])
 

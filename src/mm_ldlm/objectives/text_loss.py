@@ -47,7 +47,7 @@ class ScoredTokens(NamedTuple):
 
 def text_times(process: TextProcess, batch: Batch, generator: RowGenerator) -> Tensor:
     """Draw timesteps (B,) of the texts, low-discrepancy over the global batch."""
-    return process.times(generator.fork("text_time").shared_uniform(1), batch.position_B, batch.global_size)
+    return process.times(generator.fork("text_time").shared_uniform(), batch.position_B, batch.global_size)
 
 
 def corrupt(process: TextProcess, batch: Batch, generator: RowGenerator) -> NoisyTexts:

@@ -98,7 +98,7 @@ class BlockDiffusion(TextDiffusion):
         L = batch.tokens_BL.shape[1]
         number_N = torch.arange(-(-self.shape.max_length // self.block_length), device=batch.tokens_BL.device)
         index_BN = batch.position_B[:, None] + batch.global_size * number_N
-        u = generator.fork("text_time").shared_uniform(1)
+        u = generator.fork("text_time").shared_uniform()
         phase_BN = antithetic(u, index_BN, batch.global_size * len(number_N), 0.0)
         t_BN = self.process.t_min + (self.config.t_max - self.process.t_min) * phase_BN
         t_BL = t_BN.repeat_interleave(self.block_length, dim=1)[:, :L]

@@ -51,7 +51,7 @@ class D3pm(Masking):
         """Return 1 − α_t at times t > 0; 1 at t = 1."""
         return torch.where(t < 1, super().mask_probability(t), 1.0)
 
-    def times(self, u: Tensor | float, index_B: Tensor, total: int) -> Tensor:
+    def times(self, u: float, index_B: Tensor, total: int) -> Tensor:
         """Draw t = i/T (B,), i uniform on 1..T, low-discrepancy over the global batch."""
         return self._on_grid(1 - antithetic(u, index_B, total, 0.0).double()).float()
 

@@ -63,7 +63,7 @@ class Hdlm(TextProcess):
 
     # -- training ---------------------------------------------------------------------------------------------------
 
-    def times(self, u: Tensor | float, index_B: Tensor, total: int) -> Tensor:
+    def times(self, u: float, index_B: Tensor, total: int) -> Tensor:
         """Draw low-discrepancy times (B,) from [t_min, 1 − t_min] over the global batch."""
         return self.t_min + (1 - 2 * self.t_min) * antithetic(u, index_B, total, 0.0)
 

@@ -167,7 +167,7 @@ class ContinuousImageTextObjective(ModalityObjective):
     ) -> tuple[NoisyTexts, dict[str, Any]]:  # fmt: skip
         """Draw the noise of the vectors; the model adds it to signal · vector, so that the vectors are trained too."""
         # In the order of the batch: the order of `modality.value_times` would be that of the image's times.
-        u = generator.fork("text_time").shared_uniform(1)
+        u = generator.fork("text_time").shared_uniform()
         t_B = antithetic(u, batch.position_B, batch.global_size, self.config.t_min)
         B, L = batch.tokens_BL.shape
         dim = int(model.config.vector_dim)
