@@ -201,7 +201,7 @@ def test_an_objective_without_a_trained_loss_or_its_unit_is_refused(
 def _built_as(made: Any) -> Any:
     @config
     class Config(TextDiffusionConfig):
-        def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> Any:
+        def build(self, shape: DataShape, **stores: Tensor) -> Any:
             return made(self, shape)
 
     return Config()

@@ -44,7 +44,7 @@ class ToyModelConfig:
     def stores(self) -> tuple[str, ...]:
         return ()
 
-    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> WordTable:
+    def build(self, shape: DataShape, *, generator: torch.Generator) -> WordTable:
         return build_on_meta(lambda: WordTable(self, shape), generator)
 
 
@@ -80,7 +80,7 @@ class ToyObjectiveConfig(ObjectiveConfig):
             uses=frozenset({"unconditional", "score"}), likelihood="exact", trained_as="the toy objective"
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> ToyObjective:
+    def build(self, shape: DataShape, **stores: Tensor) -> ToyObjective:
         return ToyObjective(self, shape)
 
 

@@ -76,7 +76,7 @@ def test_the_data_of_a_run_are_those_of_the_dataset(planned: Plan, dataset: Data
     rows = dataset.rows("train")
     assert data.train.lengths.tolist() == dataset.lengths("train").tolist()
     assert data.train.field("latents", rows[:7]).mean() == pytest.approx(0, abs=0.7)  # standardised
-    assert data.token_vectors.shape == (spec.shape.vocab_size, 8)
+    assert data.stores["token_vectors"].shape == (spec.shape.vocab_size, 8)
     counts = token_counts(data.train, spec.shape)
     assert int(counts.sum()) == int(data.train.lengths.sum())
     assert counts[spec.shape.pad_id] == 0

@@ -66,8 +66,10 @@ class ModelConfig(Protocol):
     def stores(self) -> tuple[str, ...]:
         """Stores of the dataset that the initial weights are made from, such as "token_vectors"."""
 
-    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> nn.Module:
-        """Build the model on the CPU in float32; its initial values depend on `generator` and `token_vectors` only.
+    def build(self, shape: DataShape, *, generator: torch.Generator, **stores: Tensor) -> nn.Module:
+        """Build the model on the CPU in float32; its initial values depend on `generator` and `stores` only.
+
+        The stores of `self.stores` are arguments of their names if they are at hand, as they are before a training.
 
         The module has `blocks` (an nn.ModuleList, the unit of sharding and diagnostics) and a part tag on every
         parameter (`models.parts.tag`).

@@ -47,7 +47,7 @@ class DiTConfig(DiTOptions):
     interface: ClassVar[type] = TextModel
     kind: str = "dit"
 
-    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> "DiT":
+    def build(self, shape: DataShape, *, generator: torch.Generator) -> "DiT":
         """Build the model on the CPU in float32; see `models.base.ModelConfig.build`."""
         return build_on_meta(lambda: DiT(self, shape), generator)
 

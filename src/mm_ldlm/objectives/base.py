@@ -88,16 +88,19 @@ class Objective(nn.Module, ABC):
         units: the unit in which each trained loss is counted.
         kinds: kinds of steps (the modes of the multimodal objective), whose losses are logged and validated separately.
         idle_parts: parts that receive no gradient by configuration (a loss weight of 0).
+        fixed_shapes: whether the sizes of all tensors depend only on the batch's shape, as `torch.compile` needs;
+            `build_root` sets it.
     """
 
     kinds: tuple[str, ...] = ("text",)
     weights: Mapping[str, float]
     units: Mapping[str, Unit]
     idle_parts: frozenset[str] = frozenset()
+    fixed_shapes: bool = False
 
-    def __init__(self, config: Any, shape: DataShape, *, fixed_shapes: bool = False) -> None:
+    def __init__(self, config: Any, shape: DataShape) -> None:
         super().__init__()
-        self.config, self.shape, self.fixed_shapes = config, shape, fixed_shapes
+        self.config, self.shape = config, shape
         self.fields: tuple[str, ...] = config.fields
 
     @abstractmethod
@@ -186,12 +189,8 @@ class ObjectiveConfig(Protocol):
         """
 
     @abstractmethod
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> Objective:
-        """Build the objective for data of a shape.
-
-        With `fixed_shapes` the sizes of all tensors depend only on the batch's shape, as `torch.compile` needs. Each of
-        `self.stores` is an argument of its name: (rows, d), all rows.
-        """
+    def build(self, shape: DataShape, **stores: Tensor) -> Objective:
+        """Build the objective for data of a shape; each of `self.stores` is an argument of its name: (rows, d)."""
 
 
 def require_interface(objective: Any, model: Any, *interfaces: type) -> None:

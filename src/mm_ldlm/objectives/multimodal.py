@@ -260,8 +260,8 @@ class MultimodalConfig(ModalityOptions):
             trained_as=f"objective multimodal, modes {', '.join(self.modes)}",
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "MultimodalObjective":
-        return MultimodalObjective(self, shape, process=self.process.build(shape), fixed_shapes=fixed_shapes)
+    def build(self, shape: DataShape, **stores: Tensor) -> "MultimodalObjective":
+        return MultimodalObjective(self, shape, process=self.process.build(shape))
 
 
 def require_no_stores(objective: Any) -> None:
@@ -279,10 +279,8 @@ class MultimodalObjective(ModalityObjective):
 
     config: MultimodalConfig
 
-    def __init__(
-        self, config: MultimodalConfig, shape: DataShape, *, process: Any, fixed_shapes: bool = False
-    ) -> None:  # fmt: skip
-        super().__init__(config, shape, process=process, fixed_shapes=fixed_shapes)
+    def __init__(self, config: MultimodalConfig, shape: DataShape, *, process: Any) -> None:
+        super().__init__(config, shape, process=process)
         self.weights |= config.cycle.weights
         self.units |= {"cycle_text_loss": "tokens", "cycle_latent_loss": "examples"}
 

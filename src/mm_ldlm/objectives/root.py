@@ -89,24 +89,24 @@ def build_root(
     shape: DataShape,
     *,
     generator: torch.Generator,
-    token_vectors: Tensor | None = None,
     stores: Mapping[str, Tensor],
     fixed_shapes: bool = False,
 ) -> TrainableRoot:
     """Build the model and the objective of two configurations, with initial values from `generator`.
 
     Args:
-        token_vectors: the store of this name, if the initial weights are made from it.
-        stores: the stores that the objective is made from.
-        fixed_shapes: see `ObjectiveConfig.build`.
+        stores: those that the objective is made from, and those that the initial weights are made from, if any.
+        fixed_shapes: see `Objective`.
 
     Raises:
         ConfigurationError: the data do not fit the model or the objective, or one of them lacks what its interface
             promises.
     """
     with Unset():
-        module = model.build(shape, generator=generator, token_vectors=token_vectors)
-        made = objective.build(shape, fixed_shapes=fixed_shapes, **stores)
+        module = model.build(
+            shape, generator=generator, **{name: stores[name] for name in model.stores if name in stores}
+        )
+        made = objective.build(shape, **{name: stores[name] for name in objective.stores})
     name = type(made).__name__
     if not isinstance(made, Objective):
         raise ConfigurationError(
@@ -123,6 +123,7 @@ def build_root(
             f"parameter 'objective': expected a unit, tokens or examples, for each trained loss of {name}, found none "
             f"for {', '.join(missing)}. Add it to `units` of the objective."
         )
+    made.fixed_shapes = fixed_shapes
     made.attach(module)
     init_weights(made, generator)
     root = TrainableRoot(module, made)

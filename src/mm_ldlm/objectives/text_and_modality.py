@@ -211,10 +211,8 @@ class ModalityObjective(Objective):
 
     config: Any
 
-    def __init__(
-        self, config: Any, shape: DataShape, *, process: Any, fixed_shapes: bool = False
-    ) -> None:  # fmt: skip
-        super().__init__(config, shape, fixed_shapes=fixed_shapes)
+    def __init__(self, config: Any, shape: DataShape, *, process: Any) -> None:
+        super().__init__(config, shape)
         name = config.modality
         self.process = process
         self.modality = GaussianModality(config)

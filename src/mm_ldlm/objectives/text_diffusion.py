@@ -60,15 +60,15 @@ class TextDiffusionConfig(ObjectiveConfig):
             trained_as=f"objective {self.kind}, process {self.process.kind}",
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "TextDiffusion":
-        return TextDiffusion(self, shape, fixed_shapes=fixed_shapes, **stores)
+    def build(self, shape: DataShape, **stores: Tensor) -> "TextDiffusion":
+        return TextDiffusion(self, shape, **stores)
 
 
 class TextDiffusion(Objective):
     """Losses of text and length for a text process."""
 
-    def __init__(self, config: Any, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> None:
-        super().__init__(config, shape, fixed_shapes=fixed_shapes)
+    def __init__(self, config: Any, shape: DataShape, **stores: Tensor) -> None:
+        super().__init__(config, shape)
         self.process: TextProcess = config.process.build(shape, **stores)
         self.weights: dict[str, float] = {
             "text_loss": config.text_weight, "length_loss": config.length_weight, "z_loss": config.z_loss,

@@ -80,11 +80,10 @@ def build(spec: TrainingSpec, *, root: Path, data: Data, process: Process, track
 
 def trainable_root(spec: TrainingSpec, data: Data, *, root: Path, tracker: Tracker) -> TrainableRoot:
     """Build model and objective with their initial values or those of `init_from`, and freeze the frozen parts."""
-    vectors = None if data.token_vectors is None else torch.from_numpy(data.token_vectors)
     generator = torch.Generator().manual_seed(step_seed(spec.seed, 0, "model"))
     stores = {name: torch.from_numpy(value) for name, value in data.stores.items()}
     trainable = build_root(
-        spec.model, spec.objective, data.shape, generator=generator, token_vectors=vectors, stores=stores,
+        spec.model, spec.objective, data.shape, generator=generator, stores=stores,
         fixed_shapes=spec.training.precision.compile,
     )  # fmt: skip
     trainable.objective.set_token_counts(lambda: token_counts(data.train, data.shape))

@@ -57,10 +57,8 @@ class Data:
     shape: DataShape
     folders: dict[str, Path]
     """folders copied into every checkpoint: tokenizer, normalisers, stores of the objective"""
-    token_vectors: npt.NDArray[np.float32] | None = None
-    """(vocab_size, d): initial token embeddings, if they are not random"""
     stores: dict[str, npt.NDArray[Any]] = dataclasses.field(default_factory=dict)
-    """(rows, d) by name: the values of the stores that the objective is made from"""
+    """(rows, d) by name: the values of the stores that the objective and the initial weights are made from"""
 
 
 def open_data(spec: TrainingSpec, root: Path) -> Data:
@@ -82,12 +80,10 @@ def open_data(spec: TrainingSpec, root: Path) -> Data:
     validation = StoreSource(dataset, "validation", fields=fields) if len(dataset.rows("validation")) else None
     normalisers = [store for store in stores_of_fields(fields) if store not in fields]
     carried = ("tokenizer", *normalisers, *spec.objective.stores)
-    starts_from_vectors = "token_vectors" in spec.model.stores
     return Data(
         train=StoreSource(dataset, "train", fields=fields),
         validation=validation,
         shape=spec.shape,
         folders={name: dataset.folder(name) for name in carried},
-        token_vectors=dataset.values("token_vectors") if starts_from_vectors else None,
-        stores={name: dataset.values(name) for name in spec.objective.stores},
+        stores={name: dataset.values(name) for name in (*spec.model.stores, *spec.objective.stores)},
     )

@@ -101,8 +101,10 @@ def test_what_does_not_fit_is_refused(
 @pytest.mark.parametrize("kind", ["classification", "pairwise_classification"])
 def test_a_compiled_text_model_is_refused(kind: str, refuses: Refuses) -> None:
     config = parse_kind(OBJECTIVES, {"kind": kind, "features": "trunk"}, at="objective")
+    made = config.build(SHAPE, label_names=names(*(config.answers or NAMES)))
+    made.fixed_shapes = True
     with refuses(ConfigurationError, "training.precision.compile"):
-        config.build(SHAPE, fixed_shapes=True, label_names=names(*NAMES))
+        made.attach(torch.nn.Module())
 
 
 @pytest.mark.slow

@@ -87,8 +87,8 @@ class AdaptiveMaskingConfig(TextDiffusionConfig):
     def identity(self) -> dict[str, Any]:
         return {**super().identity, "importance": self.importance}
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "AdaptiveMasking":
-        return AdaptiveMasking(self, shape, fixed_shapes=fixed_shapes)
+    def build(self, shape: DataShape, **stores: Tensor) -> "AdaptiveMasking":
+        return AdaptiveMasking(self, shape)
 
 
 class AdaptiveMasking(TextDiffusion):
@@ -102,8 +102,8 @@ class AdaptiveMasking(TextDiffusion):
     prior_V: Tensor
     plateau_4: Tensor
 
-    def __init__(self, config: AdaptiveMaskingConfig, shape: DataShape, *, fixed_shapes: bool = False) -> None:
-        super().__init__(config, shape, fixed_shapes=fixed_shapes)
+    def __init__(self, config: AdaptiveMaskingConfig, shape: DataShape) -> None:
+        super().__init__(config, shape)
         self.estimator: ImportanceEstimator | None = None
         if config.learns:
             self.estimator = ImportanceEstimator(config.estimator, shape)

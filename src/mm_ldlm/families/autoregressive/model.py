@@ -51,9 +51,7 @@ class CausalConfig(TransformerOptions):
     interface: ClassVar[type] = NextTokenModel
     kind: str = "causal"
 
-    def build(
-        self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None
-    ) -> "CausalTransformer":
+    def build(self, shape: DataShape, *, generator: torch.Generator) -> "CausalTransformer":
         """Build the model on the CPU in float32; see `models.base.ModelConfig.build`."""
         return build_on_meta(lambda: CausalTransformer(self, shape), generator)
 

@@ -147,8 +147,8 @@ class AutoregressiveConfig(ObjectiveConfig):
             trained_as="objective autoregressive",
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "Autoregressive":
-        return Autoregressive(self, shape, fixed_shapes=fixed_shapes)
+    def build(self, shape: DataShape, **stores: Tensor) -> "Autoregressive":
+        return Autoregressive(self, shape)
 
 
 class Autoregressive(Objective):
@@ -158,8 +158,8 @@ class Autoregressive(Objective):
     not. `text_nll` and `text_accuracy` are averages over the predictions, end tokens included.
     """
 
-    def __init__(self, config: AutoregressiveConfig, shape: DataShape, *, fixed_shapes: bool = False) -> None:
-        super().__init__(config, shape, fixed_shapes=fixed_shapes)
+    def __init__(self, config: AutoregressiveConfig, shape: DataShape) -> None:
+        super().__init__(config, shape)
         self.weights = {"text_loss": 1.0, "z_loss": config.z_loss}
         self.units = {"text_loss": "tokens", "z_loss": "tokens"}
 

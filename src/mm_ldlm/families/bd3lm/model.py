@@ -84,7 +84,7 @@ class BlockDiTConfig(ModulatedOptions):
     kind: str = "block_dit"
     block_length: Size = 4
 
-    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> "BlockDiT":
+    def build(self, shape: DataShape, *, generator: torch.Generator) -> "BlockDiT":
         """Build the model on the CPU in float32; see `models.base.ModelConfig.build`."""
         return build_on_meta(lambda: BlockDiT(self, shape), generator)
 

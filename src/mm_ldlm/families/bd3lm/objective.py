@@ -63,8 +63,8 @@ class BlockDiffusionConfig(TextDiffusionConfig):
             trained_as=f"objective {self.kind}, blocks of {model.block_length} tokens",
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "BlockDiffusion":
-        return BlockDiffusion(self, shape, fixed_shapes=fixed_shapes, **stores)
+    def build(self, shape: DataShape, **stores: Tensor) -> "BlockDiffusion":
+        return BlockDiffusion(self, shape, **stores)
 
 
 class BlockDiffusion(TextDiffusion):

@@ -73,8 +73,8 @@ class CandiConfig(TextDiffusionConfig):
         """See `objectives.base.ObjectiveConfig.capabilities`."""
         return dataclasses.replace(super().capabilities(model), fields=(FIELD,), only_sampler="candi")
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "Candi":
-        return Candi(self, shape, fixed_shapes=fixed_shapes)
+    def build(self, shape: DataShape, **stores: Tensor) -> "Candi":
+        return Candi(self, shape)
 
 
 class Candi(TextDiffusion):
@@ -87,8 +87,8 @@ class Candi(TextDiffusion):
     config: CandiConfig
     process: Absorbing
 
-    def __init__(self, config: CandiConfig, shape: DataShape, *, fixed_shapes: bool = False) -> None:
-        super().__init__(config, shape, fixed_shapes=fixed_shapes)
+    def __init__(self, config: CandiConfig, shape: DataShape) -> None:
+        super().__init__(config, shape)
         self.noise = OneHotNoise(shape, min_rank=config.min_rank, max_rank=config.max_rank)
 
     def generative_model(self, model: nn.Module) -> "CandiGeneration":

@@ -51,7 +51,7 @@ class CcddConfig(DiTOptions):
     interface: ClassVar[type] = TextAndStatesModel
     kind: str = "ccdd"
 
-    def build(self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None) -> "Ccdd":
+    def build(self, shape: DataShape, *, generator: torch.Generator) -> "Ccdd":
         """Build the model on the CPU in float32; see `models.base.ModelConfig.build`.
 
         Raises:

@@ -159,8 +159,8 @@ class CcddObjectiveConfig(TextDiffusionConfig):
             f"condition_dropout {self.condition_dropout}",
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "CcddObjective":
-        return CcddObjective(self, shape, fixed_shapes=fixed_shapes, **stores)
+    def build(self, shape: DataShape, **stores: Tensor) -> "CcddObjective":
+        return CcddObjective(self, shape, **stores)
 
 
 class CcddObjective(TextDiffusion):
@@ -169,10 +169,8 @@ class CcddObjective(TextDiffusion):
     config: CcddObjectiveConfig
     schedule: GaussianSchedule
 
-    def __init__(
-        self, config: CcddObjectiveConfig, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor
-    ) -> None:
-        super().__init__(config, shape, fixed_shapes=fixed_shapes, **stores)
+    def __init__(self, config: CcddObjectiveConfig, shape: DataShape, **stores: Tensor) -> None:
+        super().__init__(config, shape, **stores)
         self.schedule = config.state_schedule.build()
         self.weights["state_loss"] = config.state_weight
         self.units["state_loss"] = "tokens"

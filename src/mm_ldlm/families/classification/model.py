@@ -41,9 +41,7 @@ class LatentMLPConfig:
     def stores(self) -> tuple[str, ...]:
         return ()
 
-    def build(
-        self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None
-    ) -> "LatentMLP":
+    def build(self, shape: DataShape, *, generator: torch.Generator) -> "LatentMLP":
         """Build the model on the CPU in float32; see `models.base.ModelConfig.build`."""
         shape.require("latents", kind=self.kind)
         return build_on_meta(lambda: LatentMLP(self, shape), generator)

@@ -55,7 +55,16 @@ class HeadObjective(Objective):
         """Compute the logits (B, K) of texts (B, L), of two texts each (B, L), or of latents (B, d)."""
 
     def attach(self, model: nn.Module) -> None:
-        """Make the head for the features of the model, and choose the parts to freeze."""
+        """Make the head for the features of the model, and choose the parts to freeze.
+
+        Raises:
+            ConfigurationError: the model of texts is compiled, but its features are not its forward pass.
+        """
+        if self.fixed_shapes and self.config.features != "latents":
+            raise ConfigurationError(
+                "parameter 'training.precision.compile' is true, which compiles the forward pass of the model; found "
+                "an objective that reads the features of a text model instead. Set training.precision.compile to false."
+            )
         found: Any = model
         self.head = tag(self.make_head(found.feature_dim), "class_head")
         parts = {part.name for _, part, _ in tagged_parameters(model)}
@@ -167,13 +176,7 @@ class HeadConfig(ObjectiveConfig):
         trained_as = f"objective {self.kind}, features {self.features}"
         return Capabilities(uses=frozenset({"classify"}), fields=self.fields, trained_as=trained_as)
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> HeadObjective:
-        """Build the objective; a compiled text model is refused, because its features are not its forward pass."""
-        if fixed_shapes and self.features != "latents":
-            raise ConfigurationError(
-                "parameter 'training.precision.compile' is true, which compiles the forward pass of the model; found "
-                "an objective that reads the features of a text model instead. Set training.precision.compile to false."
-            )
+    def build(self, shape: DataShape, **stores: Tensor) -> HeadObjective:
         return self.objective(self, shape, decode_names(stores["label_names"]))
 
 

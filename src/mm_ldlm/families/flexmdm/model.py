@@ -43,9 +43,7 @@ class InsertionDiTConfig(DiTOptions):
     interface: ClassVar[type] = InsertionModel
     kind: str = "insertion_dit"
 
-    def build(
-        self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None
-    ) -> "InsertionDiT":
+    def build(self, shape: DataShape, *, generator: torch.Generator) -> "InsertionDiT":
         """Build the model on the CPU in float32; see `models.base.ModelConfig.build`."""
         return build_on_meta(lambda: InsertionDiT(self, shape), generator)
 

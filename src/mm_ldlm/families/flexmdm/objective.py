@@ -50,15 +50,15 @@ class FlexMDMConfig(ObjectiveConfig):
             uses=frozenset({"unconditional", "infill", "score"}), process=self.process, trained_as="objective flexmdm"
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "FlexMDM":
-        return FlexMDM(self, shape, fixed_shapes=fixed_shapes)
+    def build(self, shape: DataShape, **stores: Tensor) -> "FlexMDM":
+        return FlexMDM(self, shape)
 
 
 class FlexMDM(Objective):
     """Cross-entropy of the masks, and divergence of the expected from the true number of missing tokens in each gap."""
 
-    def __init__(self, config: FlexMDMConfig, shape: DataShape, *, fixed_shapes: bool = False) -> None:
-        super().__init__(config, shape, fixed_shapes=fixed_shapes)
+    def __init__(self, config: FlexMDMConfig, shape: DataShape) -> None:
+        super().__init__(config, shape)
         self.process = config.process.build(shape)
         self.weights = {"text_loss": 1.0, "insertion_loss": 1.0}
         self.units: dict[str, Unit] = {"text_loss": "tokens", "insertion_loss": "tokens"}

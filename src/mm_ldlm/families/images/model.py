@@ -56,9 +56,7 @@ class ImageMMDiTOptions(MMDiTOptions):
         """Dimension of the vector of a caption token; None where captions are tokens."""
         return None
 
-    def build(
-        self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None
-    ) -> "ImageMMDiT":
+    def build(self, shape: DataShape, *, generator: torch.Generator) -> "ImageMMDiT":
         """Build the model; see `models.base.ModelConfig.build`.
 
         Raises:

@@ -131,8 +131,8 @@ class ImageTextConfig(ImageTextOptions):
             guided=frozenset({"image_to_caption"} if null else ()),
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> ModalityObjective:
-        return ModalityObjective(self, shape, process=self.process.build(shape), fixed_shapes=fixed_shapes)
+    def build(self, shape: DataShape, **stores: Tensor) -> ModalityObjective:
+        return ModalityObjective(self, shape, process=self.process.build(shape))
 
 
 @config
@@ -146,10 +146,8 @@ class ContinuousImageTextConfig(ImageTextOptions):
         require_interface(self, model, TextVectorsAndImageModel)
         return self.image_capabilities()
 
-    def build(
-        self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor
-    ) -> "ContinuousImageTextObjective":
-        return ContinuousImageTextObjective(self, shape, process=None, fixed_shapes=fixed_shapes)
+    def build(self, shape: DataShape, **stores: Tensor) -> "ContinuousImageTextObjective":
+        return ContinuousImageTextObjective(self, shape, process=None)
 
 
 class ContinuousImageTextObjective(ModalityObjective):

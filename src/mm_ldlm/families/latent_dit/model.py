@@ -45,9 +45,7 @@ class LatentDiTConfig(DiTOptions):
     kind: str = "latent_dit"
     length_hidden_dim: Size | None = None
 
-    def build(
-        self, shape: DataShape, *, generator: torch.Generator, token_vectors: Tensor | None = None
-    ) -> "LatentTextTransformer":
+    def build(self, shape: DataShape, *, generator: torch.Generator) -> "LatentTextTransformer":
         """The model on the CPU in float32; see `models.base.ModelConfig.build`.
 
         Raises:

@@ -75,8 +75,8 @@ class LatentConditionedConfig(TextDiffusionConfig):
             trained_as=f"objective {self.kind}, process {self.process.kind}",
         )
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "LatentConditioned":
-        return LatentConditioned(self, shape, fixed_shapes=fixed_shapes, **stores)
+    def build(self, shape: DataShape, **stores: Tensor) -> "LatentConditioned":
+        return LatentConditioned(self, shape, **stores)
 
 
 class LatentConditioned(TextDiffusion):

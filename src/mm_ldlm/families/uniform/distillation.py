@@ -40,8 +40,8 @@ class DistillationConfig(GaussianTextConfig):
     grid: Repeats = 512
     rounds: Annotated[int, bounded(gt=0, le=32)] = 5
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "Distillation":
-        return Distillation(self, shape, fixed_shapes=fixed_shapes)
+    def build(self, shape: DataShape, **stores: Tensor) -> "Distillation":
+        return Distillation(self, shape)
 
 
 class Distillation(GaussianText):
@@ -51,8 +51,8 @@ class Distillation(GaussianText):
     teacher: nn.Module
     student: Callable[[], Iterator[tuple[str, nn.Parameter]]]
 
-    def __init__(self, config: DistillationConfig, shape: DataShape, *, fixed_shapes: bool = False) -> None:
-        super().__init__(config, shape, fixed_shapes=fixed_shapes)
+    def __init__(self, config: DistillationConfig, shape: DataShape) -> None:
+        super().__init__(config, shape)
         self.weights["distillation_loss"], self.units["distillation_loss"] = config.text_weight, "tokens"
 
     def attach(self, model: nn.Module) -> None:

@@ -70,8 +70,8 @@ class DuoConfig(GaussianTextConfig):
     curriculum: Fraction = 0.5
     temperature: NonNegativeFloat = 1e-3
 
-    def build(self, shape: DataShape, *, fixed_shapes: bool = False, **stores: Tensor) -> "Duo":
-        return Duo(self, shape, fixed_shapes=fixed_shapes)
+    def build(self, shape: DataShape, **stores: Tensor) -> "Duo":
+        return Duo(self, shape)
 
 
 class GaussianText(TextDiffusion):
@@ -79,8 +79,8 @@ class GaussianText(TextDiffusion):
 
     process: Uniform
 
-    def __init__(self, config: Any, shape: DataShape, *, fixed_shapes: bool = False) -> None:
-        super().__init__(config, shape, fixed_shapes=fixed_shapes)
+    def __init__(self, config: Any, shape: DataShape) -> None:
+        super().__init__(config, shape)
         words = self.process.num_words
         self.gamma_first, self.gamma_last = (gamma_of(kept, words) for kept in (config.kept_first, config.kept_last))
         self.training_steps: int | None = None
