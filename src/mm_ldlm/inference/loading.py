@@ -201,13 +201,14 @@ def refuse_other_data(parts: Parts, fingerprints: Mapping[str, str]) -> None:
     Raises:
         FingerprintError: they differ, so that ids or latents of the data would mean something else to the run.
     """
-    for name, what in {"tokenizer": "vocabulary", "encoder": "encoder"}.items():
+    own = f", make data with its vocabulary (`tokenizer.path={parts.checkpoint}/tokenizer`)"
+    for name, what, remedy in (("tokenizer", "vocabulary", own), ("encoder", "encoder", "")):
         ours, theirs = parts.fingerprints.get(name), fingerprints.get(name)
         if ours and theirs and ours != theirs:
             raise FingerprintError(
                 f"{parts.checkpoint}: expected a run with the {what} of the dataset ({theirs:.12}), found one with "
                 f"another {what} ({ours:.12}). Name the environment or the data folder that the run was "
-                "trained on (`--env=NAME`, `--params data=FOLDER`), or choose a run of this dataset."
+                f"trained on (`--env=NAME`, `--params data=FOLDER`){remedy}, or choose a run of this dataset."
             )
 
 

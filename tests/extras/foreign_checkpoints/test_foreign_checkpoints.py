@@ -210,10 +210,18 @@ class Evil:
         return (print, ("executed",))
 
 
+def flip(file: Path) -> None:
+    """Change a byte of the weights, which is still a finite number."""
+    content, weight = file.read_bytes(), weights()["sigma_map.mlp.0.weight"].numpy().tobytes()
+    at = content.index(weight)
+    file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+
+
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "no weights": lambda path: (path / "model.pt").unlink(),
     "no file of PyTorch": lambda path: (path / "model.pt").write_bytes(b"\x80\x04x"),
     "cut": lambda path: (path / "model.pt").write_bytes((path / "model.pt").read_bytes()[:5000]),
+    "other bytes": lambda path: flip(path / "model.pt"),
     "code": lambda path: (path / "model.pt").write_bytes(pickle.dumps({"a": Evil()})),
     "NaN": lambda path: torch.save(
         weights() | {"sigma_map.mlp.0.bias": torch.full((C,), torch.nan)}, path / "model.pt"

@@ -1,6 +1,7 @@
 """Checkpoints of Duo and UDLM have the outputs and the bound of the paper here."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,17 @@ from torch.nn.functional import one_hot
 from mm_ldlm import MMLDLM
 
 
-@pytest.mark.parametrize("conditioned", [False, True])
-def test_logits_and_the_integrand_of_the_bound(conditioned: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("conditioned", "trainer"),
+    [
+        (True, {"algo": {"name": "duo", "time_conditioning": True, "ignore_bos": False}}),
+        (False, {"algo": {"name": "udlm", "time_conditioning": False, "ignore_bos": False}}),
+        (True, {"diffusion": "uniform", "parameterization": "d3pm", "guidance": None, "time_conditioning": True}),
+        (True, {"model_type": "udlm", "cfg": False, "cfg_num_classes": -1, "time_conditioning": True}),
+    ],
+    ids=["Duo", "UNI-D2", "UDLM", "UDLM on the hub"],
+)
+def test_logits_and_the_integrand_of_the_bound(conditioned: bool, trainer: dict[str, Any], tmp_path: Path) -> None:
     """The integrand is the score entropy of the ratios that x_θ implies, at the rate −α'/(α V)."""
     clean, t = ddit.clean_and_times()
     alpha = 1 - 0.999 * t.double()
@@ -27,10 +37,7 @@ def test_logits_and_the_integrand_of_the_bound(conditioned: bool, tmp_path: Path
 
     entropy = ddit.score_entropy(ratios(logits.double().softmax(-1)), ratios(one_hot(clean, V)), noisy)
     loss = entropy * (0.999 / alpha / V)[:, None]
-    settings = {
-        "model": {"n_heads": 2}, "noise": {"type": "log-linear", "eps": 1e-3},
-        "algo": {"name": "duo" if conditioned else "udlm", "time_conditioning": conditioned, "ignore_bos": False},
-    }  # fmt: skip
+    settings = {"model": {"n_heads": 2}, "noise": {"type": "log-linear", "eps": 1e-3}, **trainer}
     ddit.proves(tmp_path, settings, tokens=noisy, clean=clean, t=t.double(), logits=logits, loss=loss)
     made = MMLDLM.from_run(tmp_path / "run", device="cpu")
     assert len(made.generate(2, length=5, seed=0).texts) == 2

@@ -37,8 +37,14 @@ def import_checkpoint(source: str, run: str, like: str | None, **given: Any) -> 
             else f"Compared with {found.file}: logits differ by at most {found.logits:.1e} (the largest is "
             f"{found.largest:.3g}), the bound by at most {found.bound:.1e} nats per token."
         )
+        if found is not None and found.logits > 1e-3 * found.largest:
+            click.echo(
+                "This is not the function of the original code. Compare --timesteps, --heads and the tokenizer, and "
+                "make the reference with the averaged weights if the checkpoint has them.",
+                err=True,
+            )
         click.echo(
-            f"Sample from it by `kedro run --pipelines=sampling --params run={run}` or MMLDLM.from_run({run!r}); start "
-            f"a training by `--params training.init_from={Path(run).absolute()}`.",
+            f"Sample from it by `mm-ldlm generate 4 --length 8 --run {run}` or MMLDLM.from_run({run!r}); "
+            f"start a training by `--params training.init_from={Path(run).absolute()}`.",
             err=True,
         )

@@ -64,8 +64,8 @@ def import_checkpoint(
         heads, max_length, timesteps: of the model, as far as the checkpoint does not say them itself.
 
     Raises:
-        CheckpointError: the checkpoint cannot be read or expressed, names or shapes do not fit, or the folder exists.
-        ConfigurationError: there is no such tokenizer.
+        CheckpointError: the checkpoint cannot be read or expressed, names or shapes do not fit, there is no such
+            tokenizer, or the folder exists.
     """
     refuse_existing(run)
     found = legacy.read(source)
@@ -109,8 +109,9 @@ def _described(
         return _ddit(found, temporary, settings, trainer, **given), temporary, trainer
     raise CheckpointError(
         f"{found.file}: the names of its {len(found.tensors)} parameters have no known format "
-        f"({parameter_names.summary(found.tensors, most=4)}). Give a run with the same model by --like RUN; if its "
-        "parameters have other names, rename them first and save them again."
+        f"({parameter_names.summary(found.tensors, most=4)}). If a model here has the same "
+        "function, give a run of it by --like RUN, after the tensors have been renamed to its names. Other models "
+        "cannot be imported."
     )
 
 
@@ -266,7 +267,13 @@ def _tokenizer(
             "checkpoint by --tokenizer, a folder, a file or a name."
         )
     source = named or (str(beside[0]) if beside else str(trained))
-    base = base_from_path(Path(source), lowercase=True) if Path(source).exists() else base_from_name(source)
+    try:
+        base = base_from_path(Path(source), lowercase=True) if Path(source).exists() else base_from_name(source)
+    except ConfigurationError as error:
+        raise CheckpointError(
+            f"{place}: expected its tokenizer.json next to the weights, or its folder, file or name by --tokenizer. "
+            f"{'That' if named else 'The configuration'} names {show(source, 60)}: {error}"
+        ) from None
     size = base.get_vocab_size(with_added_tokens=True)
     if rows == size + 1 and all(base.token_to_id(name) is None for name in (PADS if added in PADS else MASKS)):
         base.add_special_tokens([added])  # the id after the tokenizer's last

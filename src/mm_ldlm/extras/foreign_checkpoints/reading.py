@@ -9,6 +9,7 @@ import dataclasses
 import json
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,10 @@ def read(path: Path) -> Legacy:
     """
     file = path if path.is_file() else next((path / name for name in FILES if (path / name).is_file()), None)
     if file is None:
-        raise CheckpointError(f"{path}: expected one of the files {', '.join(FILES)}, found none. Correct the path.")
+        raise CheckpointError(
+            f"{path}: expected one of the files {', '.join(FILES)}, found none. Correct the path, or give the file "
+            "itself."
+        )
     content = load(file)
     weights = next(
         (content[key] for key in _WEIGHTS if isinstance(content, Mapping) and isinstance(content.get(key), Mapping)),
@@ -93,6 +97,10 @@ def load(file: Path) -> Any:
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
+        if zipfile.is_zipfile(file):  # torch.load compares no checksums
+            with zipfile.ZipFile(file) as archive:
+                if (part := archive.testzip()) is not None:
+                    raise ValueError(f"the checksum of its part {part} is wrong")
         foreign = [str(name) for name in torch.serialization.get_unsafe_globals_in_checkpoint(file)]
         if refused := [name for name in foreign if not _RECORDS.fullmatch(name)]:
             raise CheckpointError(
@@ -103,7 +111,7 @@ def load(file: Path) -> Any:
             )
         with torch.serialization.safe_globals([(_Record, name) for name in foreign]):
             return torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, ValueError, LookupError, TypeError,
+    except (pickle.UnpicklingError, SafetensorError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError, LookupError, TypeError,
             AttributeError, AssertionError, OverflowError, MemoryError, RecursionError, OSError) as error:  # fmt: skip
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(

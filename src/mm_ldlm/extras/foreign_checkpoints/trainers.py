@@ -89,6 +89,8 @@ KEYS = (
     Keys("subs_masking algo.subs_masking algo.shift_loss_targets training.change_of_variables",
          "other losses and inputs", (False,)),
     Keys("algo.causal_attention model.causal_attention causal causal_attention", "models of the next token", (False,)),
+    Keys("is_vision cfg", "models of images, and of classes", (False,)),
+    Keys("classifier_backbone classifier_model guidance", "guidance, of the samplers here", (None,)),
     Keys("model.adaln adaln", "models without adaLN are causal in those trainers"),
     Keys("backbone algo.backbone", "the network", ("dit", "block-dit", "hf_dit")),
     Keys("model.type type", "the network", ("ddit", "dit", "block-dit", "diffusion")),
@@ -99,7 +101,7 @@ KEYS = (
          "how the same numbers are computed"),
     Keys("algo.ignore_bos", "the first token of a text is scored and written as all others"),
     Keys("model.dropout dropout algo.dropout model.p_uniform algo.loss_type algo.var_min var_min algo.clip_search_* "
-         "algo.fix_clipping algo.mdlm_loss_scale algo.zero_recon_loss algo.curriculum.* algo.curriculum_* "
+         "algo.fix_clipping algo.mdlm_loss_scale algo.zero_recon_loss zero_recon_loss cfg_num_classes algo.curriculum.* algo.curriculum_* "
          "algo.gumbel_* algo.gamma_* algo.integral_cache_path algo.update_teacher_every algo.teacher_ema "
          "algo.posterior_loss_weight algo.linear_growth* algo.data.* sampling_eps_* training.* loss.* optim.* "
          "optimizer.* lr_scheduler.* loader.* trainer.* strategy.* callbacks.* seed ngpus", "the training that was"),
@@ -150,8 +152,8 @@ def trainer_of(settings: Mapping[str, Any], file: Path) -> Trainer:
         if fits and given.keys() <= each.when.keys():
             return each
     raise CheckpointError(
-        f"{file}: no objective here has the function of {', '.join(f'{k}: {show(v, 60)}' for k, v in given.items())}. "
-        "Train one step here with the same model and that objective, and import by --like RUN."
+        f"{file}: no trainer with {', '.join(f'{k}: {show(v, 60)}' for k, v in given.items())} is known here. If an "
+        "objective here has the same function, train one step with it and the same model, and import by --like RUN."
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 DUO: dict[str, Any] = {
     "when": {
         "algo.name": ("duo", "duo_base", "distillation", "udlm"), "algo.parameterization": ("mean", "subs"),
-        "model_type": ("duo", "DUO"),
+        "model_type": ("duo", "DUO", "udlm"), "diffusion": ("uniform",), "parameterization": ("d3pm",),
     },
     "objective": {"kind": "text_diffusion", "process": {"kind": "uniform"}},
     "added": "[NOISE]",
