@@ -111,8 +111,9 @@ def load(file: Path) -> Any:
             )
         with torch.serialization.safe_globals([(_Record, name) for name in foreign]):
             return torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, SafetensorError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError, LookupError, TypeError,
-            AttributeError, AssertionError, OverflowError, MemoryError, RecursionError, OSError) as error:  # fmt: skip
+    except (pickle.UnpicklingError, SafetensorError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError,
+            LookupError, TypeError, AttributeError, AssertionError, OverflowError, MemoryError, RecursionError,
+            OSError) as error:  # fmt: skip
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
             f"{file}: refused or not readable ({show(first, 160)}). Only tensors and plain values are read from such "

@@ -100,11 +100,12 @@ KEYS = (
     Keys("model.attn_backend attn_backend model.vocab_lookup model.max_tokens model.name name model.t_eps cross_attn",
          "how the same numbers are computed"),
     Keys("algo.ignore_bos", "the first token of a text is scored and written as all others"),
-    Keys("model.dropout dropout algo.dropout model.p_uniform algo.loss_type algo.var_min var_min algo.clip_search_* "
-         "algo.fix_clipping algo.mdlm_loss_scale algo.zero_recon_loss zero_recon_loss cfg_num_classes algo.curriculum.* algo.curriculum_* "
-         "algo.gumbel_* algo.gamma_* algo.integral_cache_path algo.update_teacher_every algo.teacher_ema "
-         "algo.posterior_loss_weight algo.linear_growth* algo.data.* sampling_eps_* training.* loss.* optim.* "
-         "optimizer.* lr_scheduler.* loader.* trainer.* strategy.* callbacks.* seed ngpus", "the training that was"),
+    Keys("model.dropout dropout algo.dropout model.p_uniform algo.loss_type algo.var_min var_min "
+         "algo.clip_search_* algo.fix_clipping algo.mdlm_loss_scale algo.zero_recon_loss zero_recon_loss "
+         "cfg_num_classes algo.curriculum.* algo.curriculum_* algo.gumbel_* algo.gamma_* algo.integral_cache_path "
+         "algo.update_teacher_every algo.teacher_ema algo.posterior_loss_weight algo.linear_growth* algo.data.* "
+         "sampling_eps_* training.* loss.* optim.* optimizer.* lr_scheduler.* loader.* trainer.* strategy.* "
+         "callbacks.* seed ngpus", "the training that was"),
     Keys("algo.sampler* sampling.* prior.* neg_infinity_mode", "the samplers here have their own options"),
     Keys("algo._target_ algo.forward_process.* graph.file graph.report_all", "implied by the objective"),
     Keys(" ".join(TOKENIZER), "the tokenizer, unless --tokenizer or files next to the weights give it"),
