@@ -94,7 +94,7 @@ def write_report(
     Raises:
         EvaluationError: an input belongs to other weights than the metrics.
     """
-    from mm_ldlm.evaluation.report import figures, page, theme
+    from mm_ldlm.evaluation.report import figures, page
 
     results, rows = _of_suites(inputs, metrics[MADE_BY])
     _refuse_other(metrics[MADE_BY], {"comparison": comparison})
@@ -125,8 +125,7 @@ def write_report(
         parameters=parameters,
         reporting=reporting,
     )
-    shown = {name: theme.adopted(inputs[name]) for name in DATA_PLOTS}
-    return page.render(report, plots | shown), plots
+    return page.render(report, plots | {name: inputs[name] for name in DATA_PLOTS}), plots
 
 
 def _of_suites(

@@ -17,7 +17,6 @@ from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.validation.checks import validate
 from mm_ldlm.data.validation.findings import enforce
 from mm_ldlm.data.validation.quarantine import write_quarantine
-from mm_ldlm.data.validation.vectors import draw
 from mm_ldlm.evaluation.sts_sets import load_sts
 
 if TYPE_CHECKING:
@@ -44,6 +43,8 @@ def validate_data(
 
     The report contains failed contracts; `index_valid_examples` raises them after the report was saved.
     """
+    from mm_ldlm.evaluation.report.figures import of_data
+
     plan, seed = planned(sections), sections["seed"]
     outcome = validate(
         plan,
@@ -56,7 +57,7 @@ def validate_data(
     return {
         "report": outcome.report,
         "quarantine": write_quarantine(records, outcome.failing, workspace),
-        **draw(outcome.statistics, tokens.ints("length").take(slice(None))),
+        **of_data(outcome.statistics, tokens.ints("length").take(slice(None))),
     }
 
 

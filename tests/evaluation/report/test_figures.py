@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from mm_ldlm.data.validation.vectors import Statistics
 from mm_ldlm.evaluation.report import figures, theme
 
 COUNT = itertools.count(1)
@@ -117,11 +119,14 @@ def test_intervals_without_ends_have_no_bar() -> None:
     assert bars["arrayminus"] == pytest.approx([0, 0.03])
 
 
-def test_a_figure_of_another_pipeline_is_copied() -> None:
-    other = go.Figure(go.Bar(x=[1], y=[2]), layout={"title": "own", "width": 300})
-    copy = theme.adopted(other)
-    assert (copy.layout.title.text, copy.layout.width) == (None, None)
-    assert (other.layout.title.text, other.layout.width) == ("own", 300)
+@given(st.lists(st.floats(0, 2), max_size=40), st.lists(st.integers(0, 9), min_size=1))
+def test_figures_of_the_data_count_every_row(norms: list[float], lengths: list[int]) -> None:
+    norm_n, ones = np.array([*norms, np.nan]), np.ones(len(norms) + 1)
+    found = Statistics(np.isfinite(norm_n), norm_n, ones, ones, [], ones, 1.0, np.array(norms))
+    drawn = {name: sum(figure.data[0].y) for name, figure in figures.of_data(found, np.array(lengths)).items()}
+    rows = dict.fromkeys(("norms", "neighbours"), len(norms))
+    assert drawn == {**rows, "spectrum": len(ones), "lengths": len(lengths)}
+    assert all(len(each.data[0].x) == 0 for name, each in figures.of_data(None, np.array([1])).items() if name != "lengths")  # fmt: skip
 
 
 # -- the training log --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Checks of the latents (dimension, numbers, norms, duplicates, drift, a sample that is encoded again), and plots."""
+"""Checks of the latents: dimension, numbers, norms, duplicates, drift, and a sample that is encoded again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,6 @@ from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder, no_encoder
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.store import ShardStore
 from mm_ldlm.data.validation.findings import MAX_EXAMPLES, NO_ROWS, Finding, ValidationConfig
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -37,7 +34,8 @@ class Statistics:
         digest_n: (n,) digest of the row's bytes; equal rows have equal digests.
         std_d: over finite rows, float64.
         drift: (shard name, distance of its mean from the shards' median, in total standard deviations).
-        spectrum: eigenvalues of the covariance of a sample, largest first, as fractions of their sum.
+        spectrum_d: eigenvalues of the covariance of a sample, largest first; none of fewer than two rows.
+        effective_dimensions: effective rank of that covariance (`spectrum`).
         neighbour_cosine: of sampled rows, to the nearest other row of the sample.
     """
 
@@ -46,19 +44,19 @@ class Statistics:
     digest_n: Ints
     std_d: Floats
     drift: list[tuple[str, float]]
-    spectrum: Floats
+    spectrum_d: Floats
+    effective_dimensions: float
     neighbour_cosine: Floats
 
     def summary(self) -> dict[str, Any]:
         """Return the main numbers for the report."""
-        fractions = self.spectrum[self.spectrum > 0]
         return {
             "dim": len(self.std_d),
             "finite_rows": int(self.finite_n.sum()),
             "norm": _quantiles(self.norm_n[self.finite_n]),
             "standard deviation": _quantiles(self.std_d),
             "largest_drift": max((distance for _, distance in self.drift), default=0.0),
-            "effective_dimensions": float(np.exp(-(fractions * np.log(fractions)).sum())) if len(fractions) else 0.0,
+            "effective_dimensions": self.effective_dimensions,
             "neighbour_cosine": _quantiles(self.neighbour_cosine),
         }
 
@@ -123,7 +121,8 @@ def measure(latents: ShardStore, *, plot_rows: int, seed: int) -> Statistics:
     if len(usable) > plot_rows:
         usable = np.sort(np.random.default_rng(seed).choice(usable, plot_rows, replace=False))
     sample = column.take(usable).astype(np.float64)
-    return Statistics(finite_n, norm_n, digest_n, np.sqrt(variance_d), drift, _spectrum(sample), _neighbours(sample))
+    values_d, rank = spectrum(sample) if len(sample) > 1 else (np.zeros(0), 0.0)
+    return Statistics(finite_n, norm_n, digest_n, np.sqrt(variance_d), drift, values_d, rank, _neighbours(sample))
 
 
 def check_vectors(subject: Subject) -> Iterator[Finding]:
@@ -295,11 +294,15 @@ def spread(rows: int, size: int, *, seed: int) -> Ints:
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def _spectrum(sample: Floats) -> Floats:
-    if len(sample) < 2:
-        return np.zeros(0)
-    values = np.linalg.eigvalsh(np.cov(sample, rowvar=False).reshape(sample.shape[1], -1))[::-1].clip(min=0)
-    return values / values.sum() if values.sum() > 0 else values
+def spectrum(vectors_nd: npt.NDArray[Any]) -> tuple[Floats, float]:
+    """Compute the eigenvalues (d,) of the covariance of at least two vectors, largest first, and the effective rank.
+
+    The effective rank is exp of the entropy of the spectrum (Roy & Vetterli 2007).
+    """
+    covariance_dd = np.atleast_2d(np.cov(np.asarray(vectors_nd, np.float64), rowvar=False))
+    values_d = np.linalg.eigvalsh(covariance_dd)[::-1].clip(min=0)
+    fraction = values_d[values_d > 0] / values_d.sum()
+    return values_d, float(np.exp(-(fraction * np.log(fraction)).sum()))
 
 
 def _neighbours(sample: Floats) -> Floats:
@@ -321,51 +324,3 @@ def _quantiles(values: Floats) -> dict[str, float]:
         return {}
     points = np.quantile(values, [0, 0.01, 0.5, 0.99, 1])
     return dict(zip(("min", "p01", "median", "p99", "max"), (float(point) for point in points), strict=True))
-
-
-# -- plots -------------------------------------------------------------------------------------------------------------
-
-_BINS = 60
-
-
-def draw(statistics: Statistics | None, lengths_n: npt.NDArray[np.int64]) -> dict[str, go.Figure]:
-    """Plot the norms, the spectrum and the neighbours of the latents, and the lengths of the texts, by name.
-
-    The figures are for the catalog, kedro-viz and the report.
-    """
-    norms = fractions = cosines = np.zeros(0)
-    if statistics is not None:
-        norms, fractions = statistics.norm_n[statistics.finite_n], statistics.spectrum
-        cosines = statistics.neighbour_cosine
-    texts = np.bincount(lengths_n)
-    components = np.arange(1, len(fractions) + 1)
-    found = {
-        "norms": _figure("bar", *_binned(norms), title="Norms of the latents", x="norm", y="rows"),
-        "spectrum": _figure(
-            "scatter", components, fractions, title="Spectrum of the covariance", x="component",
-            y="fraction of the variance",
-        ),
-        "lengths": _figure("bar", np.arange(len(texts)), texts, title="Tokens per text", x="tokens", y="texts"),
-        "neighbours": _figure("bar", *_binned(cosines), title="Cosine to the nearest neighbour", x="cosine", y="rows"),
-    }  # fmt: skip
-    found["spectrum"].update_yaxes(type="log")
-    return found
-
-
-def _binned(values: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the centres and the counts of a histogram, so that a figure is small for any number of rows."""
-    if not len(values):
-        return values, values
-    low, high = float(values.min()), float(values.max())
-    if high - low < 1e-6:  # unit vectors: one bar around their norm
-        low, high = low - 1e-3, high + 1e-3
-    counts, edges = np.histogram(values, bins=_BINS, range=(low, high))
-    return (edges[:-1] + edges[1:]) / 2, counts
-
-
-def _figure(kind: str, x_n: npt.NDArray[Any], y_n: npt.NDArray[Any], *, title: str, x: str, y: str) -> go.Figure:
-    import plotly.graph_objects as go
-
-    figure = go.Figure({"type": kind, "x": x_n.tolist(), "y": y_n.tolist()})
-    figure.update_layout(title=title, xaxis_title=x, yaxis_title=y, template="plotly_white", bargap=0)
-    return figure

@@ -1,4 +1,4 @@
-"""Figures of the suites, of comparisons and of the training log; a function returns None without data."""
+"""Figures of the data, of the suites, of comparisons and of the training log; a function returns None without data."""
 
 import math
 import re
@@ -10,6 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from mm_ldlm.data.validation.vectors import Statistics
 from mm_ldlm.evaluation.report import theme
 from mm_ldlm.training.jsonl import number
 
@@ -31,6 +32,43 @@ SOURCES = {
     "unconditional": ("model, unconditional", theme.SECOND),
 }
 """Source of embeddings → label and colour"""
+
+# -- the data ----------------------------------------------------------------------------------------------------------
+
+
+def of_data(statistics: Statistics | None, lengths_n: np.ndarray) -> dict[str, go.Figure]:
+    """Plot the norms, the spectrum and the neighbours of the latents, and the lengths of the texts, by name.
+
+    Figures of latents are empty without statistics.
+    """
+    norms = variances = cosines = np.zeros(0)
+    if statistics is not None:
+        norms, variances = statistics.norm_n[statistics.finite_n], statistics.spectrum_d
+        cosines = statistics.neighbour_cosine
+    texts, directions = np.bincount(lengths_n), np.arange(1, len(variances) + 1)
+    return {
+        "norms": _small("bar", *_binned(norms), x="norm", y="rows"),
+        "spectrum": _small("scatter", directions, variances, x="direction", y="variance", log=True),
+        "lengths": _small("bar", np.arange(len(texts)), texts, x="tokens", y="texts"),
+        "neighbours": _small("bar", *_binned(cosines), x="cosine", y="rows"),
+    }
+
+
+def _small(kind: str, x_n: np.ndarray, y_n: np.ndarray, *, x: str, y: str, log: bool = False) -> go.Figure:
+    scale = {"type": "log", "tickformat": "~g"} if log else {}
+    return theme.chart([{"type": kind, "x": x_n, "y": y_n}], x={"title": x}, y={"title": y, **scale}, height=280)
+
+
+def _binned(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the centres and the counts of a histogram, so that a figure is small for any number of rows."""
+    if not len(values):
+        return values, values
+    low, high = float(values.min()), float(values.max())
+    if high - low < 1e-6:  # unit vectors: one bar around their norm
+        low, high = low - 1e-3, high + 1e-3
+    counts, edges = np.histogram(values, bins=60, range=(low, high))
+    return (edges[:-1] + edges[1:]) / 2, counts
+
 
 # -- inversion ---------------------------------------------------------------------------------------------------------
 

@@ -55,15 +55,6 @@ def style(figure: go.Figure, *, height: int) -> None:
     figure.update_yaxes(**axis)
 
 
-def adopted(figure: go.Figure, *, height: int = 280) -> go.Figure:
-    """Copy a figure of another pipeline and restyle it in this theme."""
-    own = go.Figure(figure)
-    own.update_layout(width=None, autosize=True, title=None)
-    style(own, height=height)
-    own.update_traces(marker_line_width=0, selector={"type": "bar"})
-    return own
-
-
 def bars(values: Sequence[Mapping[str, Any]], colour: str) -> dict[str, Any]:
     """Make error bars from intervals (value, low, high; low and high are None without an interval)."""
     ends = [[v["value"] if v[end] is None else v[end] for v in values] for end in ("low", "high")]

@@ -12,6 +12,7 @@ import pandas as pd
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.data.held_out import sample_rows, split_rows
+from mm_ldlm.data.validation.vectors import spectrum
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, of_samples, vectors, without_truth
 
 
@@ -198,17 +199,6 @@ def frechet_distance(generated_Nd: np.ndarray, real_Md: np.ndarray) -> float:
     cross = np.sqrt(np.clip(np.linalg.eigvalsh(root_a @ cov_b @ root_a), 0, None)).sum()
     distance = ((a.mean(axis=0) - b.mean(axis=0)) ** 2).sum() + np.trace(cov_a) + np.trace(cov_b) - 2 * cross
     return float(max(0.0, distance))
-
-
-def spectrum(latents_Nd: np.ndarray) -> tuple[np.ndarray, float]:
-    """Compute the eigenvalues (d,) of the covariance, largest first, and the effective rank.
-
-    The effective rank is exp of the entropy of the spectrum (Roy & Vetterli 2007).
-    """
-    covariance = np.cov(np.asarray(latents_Nd, dtype=np.float64), rowvar=False)
-    values_d = np.clip(np.linalg.eigvalsh(np.atleast_2d(covariance))[::-1], 0, None)
-    fraction = values_d[values_d > 0] / values_d.sum()
-    return values_d, float(np.exp(-(fraction * np.log(fraction)).sum()))
 
 
 def calibration(samples_KNd: np.ndarray, real_Nd: np.ndarray) -> dict[str, Any]:
