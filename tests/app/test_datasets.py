@@ -91,9 +91,6 @@ def test_an_optional_store_may_be_absent(tmp_path: Path) -> None:
     entry = StoreDataset(filepath=str(tmp_path / "no"), kind="rows", optional=True)
     entry.save(NOT_NEEDED)
     assert entry.load() is None
-    folder = FolderDataset(filepath=str(tmp_path / "no"), optional=True, **FOLDER)
-    folder.save(NOT_NEEDED)
-    assert folder.load() is None
     for needed in (StoreDataset(filepath=str(tmp_path / "no"), kind="rows"), FolderDataset(filepath=str(tmp_path / "no"), **FOLDER)):  # fmt: skip
         with pytest.raises(DatasetError):
             needed.save(NOT_NEEDED)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mm_ldlm.core import ConfigurationError, parse
-from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
+from mm_ldlm.evaluation.config import EvaluationConfig
 
 POINT = {"label": "a", "sampler": {"kind": "confidence", "steps": 2}}
 
@@ -26,7 +26,6 @@ POINT = {"label": "a", "sampler": {"kind": "confidence", "steps": 2}}
         ("sts.files", {"a.b": "f"}),
         ("checkpoint", "newest"),
         ("likelihood.draws", 0),
-        ("smoothing", 1.0),
         ("likelihood.other_texts", [{"name": "a", "path": "f"}, {"name": "a", "path": "g"}]),
     ],
 )
@@ -34,9 +33,8 @@ def test_values_that_no_evaluation_can_use_are_refused(path: str, value: Any, re
     section: Any = value
     for key in reversed(path.split(".")):
         section = {key: section}
-    kind = ReportingConfig if path == "smoothing" else EvaluationConfig
     with refuses(ConfigurationError, f"evaluation.{path}"):
-        parse(kind, section, at="evaluation")
+        parse(EvaluationConfig, section, at="evaluation")
 
 
 def test_sets_and_files_of_sts_have_different_names(refuses: Callable[..., Any]) -> None:

@@ -222,16 +222,15 @@ def encoded(made: Any, answers: Any, form: str) -> bytes:
     """Return a result with its answers, or an array of vectors, as the bytes of a file."""
     import numpy as np
 
-    buffer = io.BytesIO()
     if form == "npy":
+        buffer = io.BytesIO()
         np.save(buffer, np.asarray(answers, dtype=np.float32), allow_pickle=False)
         return buffer.getvalue()
     if form == "txt":
         return "".join(f"{_line(each)}\n" for each in answers).encode()
     frame = frame_of(made)
     if form == "parquet":
-        frame.to_parquet(buffer)
-        return buffer.getvalue()
+        return bytes(frame.to_parquet())
     if form == "jsonl":
         return (frame.to_json(orient="records", lines=True, force_ascii=False) or "").lstrip("\n").encode()
     plain = frame.map(lambda value: json.dumps(value.tolist()) if isinstance(value, np.ndarray) else value)

@@ -23,13 +23,11 @@ from kedro_datasets.partitions import PartitionedDataset
 
 from mm_ldlm.core import import_object
 from mm_ldlm.core.files import InputFile, new_directory, refuse_other, write_bytes, write_text
-from mm_ldlm.data.dataset import Dataset, commit
+from mm_ldlm.data.dataset import Dataset, commit, open_store
 from mm_ldlm.data.store import NOT_NEEDED, Manifest, NotNeeded, ShardStore
 from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, weights_in
 from mm_ldlm.training.checkpoints.reference import chosen_run
 
-READERS = {"latents": "mm_ldlm.data.latents.store:LatentStore"}
-"""Kinds of stores with a separate reader; all others open as `ShardStore`."""
 HOLDS = {"mapping": dict, "list": list, "numbers": dict[str, float]}
 """What a JSON file of the catalog may hold"""
 PREVIEW_ROWS = 20
@@ -79,9 +77,7 @@ class TableDataset(ParquetDataset):
         return Path(str(self._get_load_path()))
 
     def save(self, data: Any) -> None:
-        buffer = io.BytesIO()
-        data.to_parquet(buffer, **self._save_args)
-        write_bytes(self._path, buffer.getvalue())
+        write_bytes(self._path, data.to_parquet(**self._save_args))
         self._invalidate_cache()
 
     def preview(self, nrows: int = PREVIEW_ROWS) -> TablePreview:
@@ -212,10 +208,7 @@ class StoreDataset(_AtPath):
         self._kind = kind
 
     def load(self) -> ShardStore | None:
-        if self._optional and not self._exists():
-            return None
-        reader: type[ShardStore] = import_object(READERS[self._kind], "reader") if self._kind in READERS else ShardStore
-        return reader.open(self._path, self._kind)
+        return None if self._optional and not self._exists() else open_store(self._path, self._kind)
 
     def save(self, data: Any) -> None:
         if data is NOT_NEEDED and self._optional:
@@ -265,14 +258,10 @@ class FolderDataset(_MarkedFolder):
         self._holds = holds
 
     def load(self) -> Any:
-        if self._optional and not self._exists():
-            return None
         self._marker.stat()  # a folder that is missing is not a damaged one
         return import_object(self._holds, "holds").load(self._path)
 
     def save(self, data: Any) -> None:
-        if data is NOT_NEEDED and self._optional:
-            return
         with new_directory(self._path) as directory:
             data.save(directory)
 

@@ -22,9 +22,10 @@ from mm_ldlm.core.errors import (
     ValidationError,
     WorkerFailed,
     purposeful,
+    shorten,
 )
 from mm_ldlm.core.kinds import CONTRIBUTORS, Kinds, Registry, contributed, foreign_code, import_object, registered
-from mm_ldlm.core.messages import duration, escape, nearest, reason_of, setting, shorten, show, summarise
+from mm_ldlm.core.messages import duration, escape, nearest, reason_of, setting, show, summarise
 from mm_ldlm.core.typed import (
     AutoDevice,
     Bytes,

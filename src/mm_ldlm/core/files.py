@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, dataclass_transform
 import pydantic
 
 from mm_ldlm.core.credentials import mask
-from mm_ldlm.core.errors import MMLDLMError, StoreError, UnsafePathError
+from mm_ldlm.core.errors import MMLDLMError, StoreError, UnsafePathError, shorten
 from mm_ldlm.core.kinds import foreign_code
-from mm_ldlm.core.messages import escape, reason_of, shorten, show
+from mm_ldlm.core.messages import escape, reason_of, show
 from mm_ldlm.core.typed import adapter
 
 if TYPE_CHECKING:
@@ -122,8 +122,13 @@ class InputFile:
             self.refuse("a text in UTF-8", f"the byte {raw[error.start]:#x} at position {error.start}")
 
     def lines(self) -> list[str]:
-        """Read the lines of a text, as `lines_of` divides them."""
-        return lines_of(self.text())
+        """Read the lines of a text, divided at LF or CR LF, as the sources do.
+
+        `str.splitlines` also divides at form feeds, U+0085 and U+2028, which occur inside texts and in vocabularies:
+        every later line would then get the vector, or the id, of another one.
+        """
+        text = self.text()
+        return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
     def json(self, like: Any = Any) -> Any:
         """Read a JSON file as a value of the type `like`: Any, a built-in type, a container, or a `json_document`.
@@ -159,15 +164,6 @@ def recorded(path: str | Path, like: Any = dict) -> Any:
         return InputFile(path, remedy="").json(like)
     except StoreError:
         return None
-
-
-def lines_of(text: str) -> list[str]:
-    """Divide a text into lines at LF or CR LF, as the sources do.
-
-    `str.splitlines` also divides at form feeds, U+0085 and U+2028, which occur inside texts and in vocabularies: every
-    later line would then get the vector, or the id, of another one.
-    """
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def array_in(raw: bytes) -> npt.NDArray[Any]:

@@ -12,8 +12,6 @@ from typing import Any
 from mm_ldlm.core.credentials import mask, mask_values
 from mm_ldlm.core.errors import LONGEST, MMLDLMError, shorten
 
-__all__ = ["duration", "escape", "nearest", "reason_of", "setting", "shorten", "show", "summarise"]
-
 
 def escape(text: str) -> str:
     """Return `text` with every character that UTF-8 cannot encode, and every line break, as an escape sequence."""
@@ -63,14 +61,14 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def nearest(name: Any, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+def nearest(name: Any, known: Iterable[str]) -> str:
     """Return " Did you mean '…'?" with the known name that is most like `name`; an empty text if none is, or if `name`
     is no string. `name` itself is never proposed: a file of that name may be there, but of another type.
     """
     if not isinstance(name, str):
         return ""
     others = [each for each in known if each != name]
-    near = difflib.get_close_matches(name[:100], others, n=1, cutoff=cutoff)
+    near = difflib.get_close_matches(name[:100], others, n=1)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 

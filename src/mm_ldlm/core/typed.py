@@ -131,13 +131,12 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
         raise ConfigurationError(
             f"parameter '{at}': expected keys with values, found {show(value)}. Known here: {_names(cls)}."
         )
-    problems: dict[Any, str] = {}
     given, made = {}, f"{cls.__module__}:{cls.__qualname__}"
     with foreign_code(lambda reason: ConfigurationError(
         f"parameter '{at}': {made} cannot be made ({reason}). Correct its class."
     )):  # fmt: skip
         hints = _hints(cast(Any, cls))
-        problems = _misnamed(cls, value, at=at)
+        problems: dict[Any, str] = _misnamed(cls, value, at=at)
         for key in [name for name in value if name in hints]:
             try:
                 given[key] = _resolve(hints[key], value[key], path_of(at, key))

@@ -129,7 +129,7 @@ class Dataset:
             FingerprintError: the store changed after the dataset was committed.
         """
         if name not in self._opened:
-            opened, committed = _open(self.folder(name), self._stores[name].kind), self.fingerprints[name]
+            opened, committed = open_store(self.folder(name), self._stores[name].kind), self.fingerprints[name]
             found = opened.manifest.fingerprint if isinstance(opened, ShardStore) else opened.fingerprint
             if found != committed:
                 raise FingerprintError(
@@ -232,7 +232,7 @@ def commit(directory: str | Path, *, stores: Mapping[str, str | Path]) -> Datase
             entries[name], made_from[name] = Entry(path, manifest.kind, manifest.fingerprint), manifest.fingerprints
         else:
             kind = name if name in REQUIRED else _NORMALISER
-            entries[name] = Entry(path, kind, _open(Path(folder), kind).fingerprint)
+            entries[name] = Entry(path, kind, open_store(Path(folder), kind).fingerprint)
     for name, cls in features.items():
         if (rows_of := {"record": "records", "id": "tokenizer"}.get(cls.row_of)) is not None:
             made_from[name].setdefault(rows_of, "none")
@@ -254,7 +254,8 @@ _NORMALISER = "normaliser"
 """Kind of the normalisers; earlier versions wrote their names, which end in it."""
 
 
-def _open(folder: Path, kind: str) -> Any:
+def open_store(folder: Path, kind: str) -> Any:
+    """Open a store, a tokenizer or a normaliser by its kind."""
     if kind == "tokenizer":
         return TextTokenizer.load(folder)
     if kind.endswith(_NORMALISER):

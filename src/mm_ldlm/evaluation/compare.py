@@ -5,7 +5,6 @@ sentence. A result is found in a given folder, in `evaluation/` inside a run fol
 a copy), or, for an MLflow run id, in the last metrics of that run.
 """
 
-import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,9 +43,7 @@ def keep(result: Result, folder: Path) -> None:
     target = folder / EVALUATION
     target.mkdir(parents=True, exist_ok=True)
     for name, rows in result.rows.items():
-        buffer = io.BytesIO()
-        rows.to_parquet(buffer, index=False)
-        write_bytes(target / f"{name}_rows.parquet", buffer.getvalue())
+        write_bytes(target / f"{name}_rows.parquet", rows.to_parquet(index=False))
     for name, document in result.files.items():
         write_json(target / name, document)
     write_json(target / METRICS, dict(result.metrics))

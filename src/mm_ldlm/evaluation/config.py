@@ -30,8 +30,6 @@ Replicates = Annotated[int, bounded(ge=20, le=100_000)]
 """Resamples of a bootstrap: with 100,000 the ends of an interval vary by less than 1 % of its width between seeds"""
 Level = Annotated[float, bounded(ge=0.5, lt=1)]
 """Level of an interval"""
-Smoothing = Annotated[float, bounded(ge=0, lt=1)]
-"""Weight of the earlier values in an exponential moving average"""
 SeveralDraws = Annotated[int, bounded(ge=2, le=1000)]
 """Samples whose spread is measured"""
 Bins = Annotated[int, bounded(gt=0, le=1_000)]
@@ -253,13 +251,11 @@ class ReportingConfig:
         title: title of the page.
         examples: number of examples of each kind in the table of sentences.
         compare: other runs to compare with: run folders, folders with a metrics.json, or MLflow run ids.
-        smoothing: smoothing of the training curves, from 0 to below 1.
     """
 
     title: str = "MM-LDLM"
     examples: Rows = 40
     compare: tuple[str, ...] = ()
-    smoothing: Smoothing = 0.8
 
     def input_files(self) -> Iterator[tuple[str, str]]:
         for place, name in enumerate(self.compare):

@@ -151,14 +151,14 @@ def read_rows(file: InputFile, *, widths: Callable[[list[str]], bool] | None = N
     return rows
 
 
-def score_of(file: InputFile, number: int, text: str, *, low: float = 0, high: float = 5) -> float:
-    """Read a gold score in a line of a file."""
+def score_of(file: InputFile, number: int, text: str, *, low: float = 0) -> float:
+    """Read a gold score, at most 5, in a line of a file."""
     try:
         value = float(text)
     except ValueError:
         value = float("nan")
-    if not low <= value <= high:
-        file.refuse(f"a score between {low} and {high}", f"{show(text, 60)} in line {number}")
+    if not low <= value <= 5:
+        file.refuse(f"a score between {low} and 5", f"{show(text, 60)} in line {number}")
     return value
 
 

@@ -78,6 +78,8 @@ class Parts:
     """Why there is none, for messages"""
     checkpoint: Path | None = None
     """None for a model that was not loaded"""
+    weights: Mapping[str, str] = field(default_factory=dict)
+    """Provenance of its weights (`checkpoints.provenance.weights_of`); empty for a model that was not loaded"""
     step: int = 0
     dataset: Path | None = None
     """Folder of the dataset that the run was trained on, which may have been removed"""
@@ -140,6 +142,7 @@ def load_run(
         load_own=own,
         no_encoder=no_encoder,
         checkpoint=found,
+        weights=weights_of(found, use_ema=use_ema),
         step=folder.step_of(found),
         dataset=Path(os.path.normpath(run.parent / str(config["dataset"]))) if "dataset" in config else None,
         fingerprints=fingerprints,

@@ -42,15 +42,14 @@ def embed_records(
         return NOT_NEEDED
     from mm_ldlm.data.latents.extract import extract, extract_with_first_host
 
-    is_first, given = hosts().is_first, isinstance(encoder, SourceVectors)
-    if not is_first:
-        if not given:
-            extract_with_first_host(encoder=encoder, config=embedding, workspace=workspace)
-        log.info("latents: the first host commits them")
-        return NOT_NEEDED
-    if isinstance(encoder, SourceVectors):
-        return encoder.take_over(records, config=embedding, workspace=workspace)
-    return extract(records, encoder=encoder, config=embedding, workspace=workspace)
+    if hosts().is_first:
+        if isinstance(encoder, SourceVectors):
+            return encoder.take_over(records, config=embedding, workspace=workspace)
+        return extract(records, encoder=encoder, config=embedding, workspace=workspace)
+    if not isinstance(encoder, SourceVectors):
+        extract_with_first_host(encoder=encoder, config=embedding, workspace=workspace)
+    log.info("latents: the first host commits them")
+    return NOT_NEEDED
 
 
 def make_features(

@@ -7,7 +7,6 @@ scores of the same run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +59,7 @@ def load_evaluated(
     return load_trained(run, runs, dataset, evaluation)
 
 
-def evaluation_of(suite: Suite) -> Callable[..., Any]:
+def _evaluation(suite: Suite) -> Node:
     """Make the node of a suite; besides the arguments below it receives the suite's samples and sections by name."""
 
     def evaluate(
@@ -71,8 +70,18 @@ def evaluation_of(suite: Suite) -> Callable[..., Any]:
         metrics, rows = score(suite, Evaluation(model, dataset, samples, evaluation, seed, sections))
         return {"metrics": metrics, "rows": rows} if suite.row_columns else {"metrics": metrics}
 
-    evaluate.__name__, evaluate.__doc__ = f"evaluate_{suite.name}", type(suite).__doc__
-    return evaluate
+    name = evaluate.__name__ = f"evaluate_{suite.name}"
+    evaluate.__doc__ = type(suite).__doc__
+    inputs = {
+        "model": "evaluation_model",
+        "dataset": "dataset",
+        "evaluation": "params:evaluation",
+        "seed": "params:seed",
+        **{f"samples_{task}": f"samples_{task}" for task in suite.samples},
+        **{name: f"params:{name}" for name in suite.sections},
+    }
+    outputs = {"metrics": f"metrics_{suite.name}"} | ({"rows": f"{suite.name}_rows"} if suite.row_columns else {})
+    return node(evaluate, inputs=inputs, outputs=outputs, name=name)
 
 
 def create_pipeline() -> Pipeline:
@@ -92,16 +101,3 @@ def create_pipeline() -> Pipeline:
         namespace="evaluation",
         prefix_datasets_with_namespace=False,
     )
-
-
-def _evaluation(suite: Suite) -> Node:
-    inputs = {
-        "model": "evaluation_model",
-        "dataset": "dataset",
-        "evaluation": "params:evaluation",
-        "seed": "params:seed",
-        **{f"samples_{task}": f"samples_{task}" for task in suite.samples},
-        **{name: f"params:{name}" for name in suite.sections},
-    }
-    outputs = {"metrics": f"metrics_{suite.name}"} | ({"rows": f"{suite.name}_rows"} if suite.row_columns else {})
-    return node(evaluation_of(suite), inputs=inputs, outputs=outputs, name=f"evaluate_{suite.name}")

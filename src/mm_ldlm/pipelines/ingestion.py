@@ -11,9 +11,9 @@ from mm_ldlm.data.corpus.tokens import build_tokenizer, ingestion_report, tokeni
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.config import IngestionConfig
-    from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
+    from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
     from mm_ldlm.data.encoders import EncoderConfig
-    from mm_ldlm.data.store import Manifest, ShardStore
+    from mm_ldlm.data.store import Manifest
 
 
 def prepare_records(
@@ -43,16 +43,6 @@ def prepare_records(
     )  # fmt: skip
 
 
-def make_tokens(
-    records: ShardStore,
-    files: TextTokenizer,
-    tokenizer: TokenizerConfig,
-    tokens_workspace: Path,
-) -> Manifest:
-    """Tokenise every record, in order."""
-    return tokenize_records(records, files, tokenizer, tokens_workspace)
-
-
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [
@@ -76,7 +66,7 @@ def create_pipeline() -> Pipeline:
                 name="make_tokenizer",
             ),
             node(
-                make_tokens,
+                tokenize_records,
                 inputs=[
                     "records",
                     "tokenizer_files",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Pipeline, node
 
+from mm_ldlm.evaluation.report import DATA_PLOTS
 from mm_ldlm.evaluation.report.inputs import ReportInputs, record_of
 from mm_ldlm.evaluation.suites import flat_metrics, suites
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, refuse_other, weights_of
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 Metrics = dict[str, Any]
 
 _AGAIN = "Run `kedro run --pipelines=sampling,evaluation,reporting`, which evaluates this run again."
-DATA_PLOTS = ("plot_lengths", "plot_norms", "plot_spectrum", "plot_neighbours")
-"""Figures of the validation pipeline that the report shows too."""
 
 
 def collect_metrics(
@@ -103,7 +102,7 @@ def write_report(
         kept = {"model", "objective", "training", "encoder"} & record.config.keys()
         parameters = {**parameters, **{name: record.config[name] for name in kept}}
     drawn: dict[str, go.Figure | None] = {
-        "plot_training": figures.training(record.log, smoothing=reporting.smoothing),
+        "plot_training": figures.training(record.log),
         "plot_diagnostics": figures.diagnostics(record.log),
         "plot_comparison": figures.comparison(comparison),
     }

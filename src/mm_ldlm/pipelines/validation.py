@@ -17,15 +17,13 @@ from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.validation.checks import validate
 from mm_ldlm.data.validation.findings import enforce
 from mm_ldlm.data.validation.quarantine import write_quarantine
+from mm_ldlm.evaluation.report import DATA_PLOTS
 from mm_ldlm.evaluation.sts_sets import load_sts
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
     from mm_ldlm.data.validation.findings import ValidationConfig
     from mm_ldlm.evaluation.config import EvaluationConfig
-
-PLOTS = ("norms", "spectrum", "lengths", "neighbours")
-"""Figures of the data, each a catalog entry `plot_{name}`."""
 
 
 def validate_data(
@@ -121,7 +119,7 @@ def create_pipeline() -> Pipeline:
                 outputs={
                     "report": "validation_report",
                     "quarantine": "quarantine_validation",
-                    **{name: f"plot_{name}" for name in PLOTS},
+                    **{name: name for name in DATA_PLOTS},
                 },
                 name="validate_data",
             ),

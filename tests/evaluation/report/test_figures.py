@@ -124,9 +124,9 @@ def test_figures_of_the_data_count_every_row(norms: list[float], lengths: list[i
     norm_n, ones = np.array([*norms, np.nan]), np.ones(len(norms) + 1)
     found = Statistics(np.isfinite(norm_n), norm_n, ones, ones, [], ones, 1.0, np.array(norms))
     drawn = {name: sum(figure.data[0].y) for name, figure in figures.of_data(found, np.array(lengths)).items()}
-    rows = dict.fromkeys(("norms", "neighbours"), len(norms))
-    assert drawn == {**rows, "spectrum": len(ones), "lengths": len(lengths)}
-    assert all(len(each.data[0].x) == 0 for name, each in figures.of_data(None, np.array([1])).items() if name != "lengths")  # fmt: skip
+    rows = dict.fromkeys(("plot_norms", "plot_neighbours"), len(norms))
+    assert drawn == {**rows, "plot_spectrum": len(ones), "plot_lengths": len(lengths)}
+    assert all(len(each.data[0].x) == 0 for name, each in figures.of_data(None, np.array([1])).items() if name != "plot_lengths")  # fmt: skip
 
 
 # -- the training log --------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_the_log_is_drawn_in_panels_by_kind_of_key() -> None:
 
 def test_thin_lines_are_the_log_and_thick_lines_are_smoothed() -> None:
     lines = [{"step": i, "loss": float(i % 2), "lr": 0.1} for i in range(40)]
-    figure = figures.training(lines, smoothing=0.9)
+    figure = figures.training(lines)
     thin, thick, rate = figure.data
     assert list(thin.y) == [line["loss"] for line in lines]
     assert np.ptp(thick.y[20:]) < 0.2

@@ -24,10 +24,11 @@ from mm_ldlm.extras.audit import audit as room
 from mm_ldlm.extras.audit.audit import audit, strongest, sufficient_noise
 from mm_ldlm.extras.audit.command import audit as command
 from mm_ldlm.extras.audit.config import AuditConfig
-from mm_ldlm.extras.audit.defences import adaptive, cosines, forms, nearest, pairs, recall_and_ndcg
+from mm_ldlm.extras.audit.defences import adaptive, forms, nearest, pairs, recall_and_ndcg
 from mm_ldlm.extras.audit.page import report
 from mm_ldlm.extras.audit.pipeline import create_pipeline
 from mm_ldlm.extras.audit.readable import Vocabulary, by_kind, by_length, compare, masked, most_readable, shares
+from mm_ldlm.inference.arguments import cosines_of
 
 DIM, ROWS = 24, 600
 BOOTSTRAP = Bootstrap(100)
@@ -62,7 +63,7 @@ class Oracle:
         return "random vectors"
 
     def cosines(self, texts: Sequence[str], vectors: np.ndarray) -> np.ndarray:
-        return cosines(embedded(texts), vectors)
+        return cosines_of(embedded(texts), vectors)
 
     def invert(self, targets: np.ndarray, **options: Any) -> Any:
         np.testing.assert_allclose(np.linalg.norm(targets, axis=1), 1)
@@ -161,7 +162,7 @@ def measured() -> pd.DataFrame:
         stored = form.store(vectors)
         name, back = adaptive(*pairs(form, stored[200:], vectors[200:]))
         recall, ndcg = recall_and_ndcg(truth, nearest(stored, form.query(vectors[:100])))
-        naive, undone = (float(cosines(each, vectors[:200]).mean()) for each in (stored[:200], back(stored[:200])))
+        naive, undone = (float(cosines_of(each, vectors[:200]).mean()) for each in (stored[:200], back(stored[:200])))
         rows.append(
             {"name": form.name, "bytes": form.bytes_per_vector, "map": name, "naive": naive, "adaptive": undone,
              "recall": recall.mean(), "ndcg": ndcg.mean(), "length": np.square(np.linalg.norm(stored - vectors, axis=1)).mean()}
@@ -258,7 +259,7 @@ def test_a_trained_attacker_reads_its_form_and_is_the_strongest_if_it_reads_most
     assert tuple(written["noise-9"]["text"]) == drawn.texts[40:]
     assert tuple(written["secret-rotation-50-known-pairs"]["text"]) == drawn.texts[40:90]
     np.testing.assert_allclose(written["as-it-is"]["embedding"], drawn.vectors_nd[40:], atol=1e-6)
-    assert (cosines(np.array(written["noise-9"]["embedding"]), drawn.vectors_nd[40:]) < 0.9).all()
+    assert (cosines_of(np.array(written["noise-9"]["embedding"]), drawn.vectors_nd[40:]) < 0.9).all()
 
     class Trained(Oracle):
         def invert(self, targets: np.ndarray, **options: Any) -> Any:

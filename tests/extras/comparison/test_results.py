@@ -226,7 +226,7 @@ def test_a_comparison_fails_only_where_all_members_failed() -> None:
 def test_the_page_shows_runs_failures_differences_and_curves(tmp_path: Path) -> None:
     runs = [ended(tmp_path, name, rows=costs(nats, 1)) for name, nats in (("first", 2.0), ("second", 2.3))]
     found = results_of(*runs, ended(tmp_path, "broken"), budget={"seconds": 90.0})
-    text, figures = report(json.loads(json.dumps(found)), title="T", smoothing=0.5)
+    text, figures = report(json.loads(json.dumps(found)), title="T")
     page = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     for text in (
         "Comparison of 3 models", "90 seconds of training", "2 of 3 runs", "The baseline is first", "1,234", "Failed runs",
@@ -243,6 +243,6 @@ def test_the_page_shows_runs_failures_differences_and_curves(tmp_path: Path) -> 
 
 def test_a_page_where_all_failed_has_the_reasons_and_no_figures(tmp_path: Path) -> None:
     found = results_of(ended(tmp_path, "a"), ended(tmp_path, "b"))
-    text, figures = report(json.loads(json.dumps(found)), title="T", smoothing=0.5)
+    text, figures = report(json.loads(json.dumps(found)), title="T")
     assert text.count("Error: &lt;why&gt;") == 2
     assert figures == {}

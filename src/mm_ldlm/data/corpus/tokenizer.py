@@ -228,6 +228,8 @@ class TextTokenizer:
 
     def decode_batch(self, batch: Iterable[Iterable[int]]) -> list[str]:
         """Decode several sequences in one call."""
+        from tokenizers.decoders import WordPiece
+
         rows = []
         for ids in batch:
             ours = np.asarray([int(i) for i in ids if int(i) != self.pad_id], np.int64)
@@ -235,14 +237,8 @@ class TextTokenizer:
                 raise StoreError(f"expected ids 0..{self.vocab_size - 1} to decode, found {ours.min()}..{ours.max()}.")
             rows.append(self.kept_V[ours].tolist())
         texts = list(self.base.decode_batch(rows, skip_special_tokens=False))
-        return [detokenise(text) for text in texts] if self._loses_spaces else texts
-
-    @property
-    def _loses_spaces(self) -> bool:
-        """Whether the vocabulary is WordPiece, which does not record where the spaces of a text were."""
-        from tokenizers.decoders import WordPiece
-
-        return isinstance(self.base.decoder, WordPiece)
+        # WordPiece does not record where the spaces of a text were.
+        return [detokenise(text) for text in texts] if isinstance(self.base.decoder, WordPiece) else texts
 
     def token(self, index: int) -> str:
         """Return the token with this id as the vocabulary spells it."""

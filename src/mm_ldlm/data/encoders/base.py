@@ -183,7 +183,7 @@ ENCODERS = Kinds(
 """Encoders that the section `encoder` of the parameters can choose."""
 
 
-def parse_encoder(value: Any, *, at: str = "encoder") -> EncoderConfig:
+def parse_encoder(value: Any) -> EncoderConfig:
     """Build the configuration of an encoder from its parameters.
 
     A mapping without `kind` has the kind `local`: run folders contain such mappings if they were written before there
@@ -193,7 +193,7 @@ def parse_encoder(value: Any, *, at: str = "encoder") -> EncoderConfig:
         ConfigurationError: the kind is not known, or a key is unknown, missing or invalid for it.
     """
     given = {"kind": "local", **value} if isinstance(value, Mapping) else value
-    return cast(EncoderConfig, parse_kind(ENCODERS, given, at=at))
+    return cast(EncoderConfig, parse_kind(ENCODERS, given, at="encoder"))
 
 
 def side_folder(records: Path) -> Path:

@@ -232,7 +232,7 @@ def _spec_of_folder(name: str, source: str, revision: str | None, folder: Path) 
         raise EncoderError(
             f"encoder {name!r}: {folder} has no modules.json, so it is not a sentence-transformers model and its "
             f"pooling is unknown. Use a name of the registry ({', '.join(REGISTRY)}) with encoder.path, or add a "
-            "spec to encoders/base.py."
+            "spec to encoders/specs.py."
         )
     modules = _read_json(folder / "modules.json", list[dict[str, Any]])
     settings, own = (

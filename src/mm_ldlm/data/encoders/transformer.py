@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from mm_ldlm.core import EncoderError, reason_of
 from mm_ldlm.data.encoders import bert
 from mm_ldlm.data.encoders.base import EncodedTokens, Encoder
-from mm_ldlm.data.encoders.specs import LocatedWeights, Pooling
+from mm_ldlm.data.encoders.specs import EncoderSpec, LocatedWeights, Pooling
 from mm_ldlm.data.inference_batches import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.distributed.process import choose_device
 
@@ -29,7 +29,25 @@ WINDOW = 4096
 """Number of sentences that `encode` tokenises and sorts together."""
 
 
-class TransformerEncoder(Encoder):
+class _LocalEncoder(Encoder):
+    """An `Encoder` with a tokenizer, to whose ids it appends the token `_final_id`, if there is one."""
+
+    tokenizer: Any
+    spec: EncoderSpec
+    _final_id: int | None = None
+
+    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
+        texts = [self.spec.prompt + sentence for sentence in sentences]
+        ids = self._counter(texts, truncation=False, verbose=False)["input_ids"]
+        return [len(row) + (self._final_id is not None) for row in ids]
+
+    @functools.cached_property
+    def _counter(self) -> Any:
+        """A tokenizer that does nothing else: whether it truncates is a state of it, and other threads encode."""
+        return copy.deepcopy(self.tokenizer)
+
+
+class TransformerEncoder(_LocalEncoder):
     """An `Encoder` that consists of tokenizer, transformer and pooling."""
 
     def __init__(self, located: LocatedWeights, *, device: str, batch_tokens: int, batch_rows: int) -> None:
@@ -47,14 +65,6 @@ class TransformerEncoder(Encoder):
         self._final_id = self._missing_final_token()
         self.dim = int(located.truncate_dim or self.model.config.hidden_size)
         self.max_length = self.spec.max_length
-
-    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
-        counts = _count(self._counter, self.spec.prompt, sentences)
-        return [count + (self._final_id is not None) for count in counts]
-
-    @functools.cached_property
-    def _counter(self) -> Any:
-        return copy.deepcopy(self.tokenizer)
 
     def tokenise(self, sentences: Sequence[str]) -> list[list[int]]:
         """Return ids with prompt and special tokens, truncated to the spec's maximum."""
@@ -156,7 +166,7 @@ class TransformerEncoder(Encoder):
         return None if self.tokenizer("a")["input_ids"][-1:] == [wanted] else int(wanted)
 
 
-class SentenceTransformersEncoder(Encoder):
+class SentenceTransformersEncoder(_LocalEncoder):
     """An `Encoder` that sentence-transformers runs. It tokenises inside `run`."""
 
     def __init__(self, located: LocatedWeights, *, device: str, max_length: int | None, batch_rows: int) -> None:
@@ -176,14 +186,7 @@ class SentenceTransformersEncoder(Encoder):
         if max_length is not None:
             self.model.max_seq_length = min(max_length, self.model.max_seq_length or max_length)
         self.dim = int(self.encode(["dim"]).shape[1])
-        self.max_length = self.model.max_seq_length
-
-    def count_tokens(self, sentences: Sequence[str]) -> list[int]:
-        return _count(self._counter, self.spec.prompt, sentences)
-
-    @functools.cached_property
-    def _counter(self) -> Any:
-        return copy.deepcopy(self.model.tokenizer)
+        self.max_length, self.tokenizer = self.model.max_seq_length, self.model.tokenizer
 
     def run(self, prepared: list[str]) -> npt.NDArray[np.float32]:
         """Return (n, d) float32 in the order of the sentences."""
@@ -209,15 +212,6 @@ def pool(hidden_BLd: torch.Tensor, valid_BL: torch.Tensor, *, how: Pooling) -> t
     first_B, last_B = valid_BL.int().argmax(1), valid_BL.shape[1] - 1 - valid_BL.flip(1).int().argmax(1)
     position_B = first_B if how == "cls" else last_B
     return hidden_BLd[torch.arange(len(hidden_BLd), device=hidden_BLd.device), position_B]
-
-
-def _count(tokenizer: Any, prompt: str, sentences: Sequence[str]) -> list[int]:
-    """Count the tokens of sentences by a tokenizer that does nothing else.
-
-    Whether it truncates is a state of a tokenizer, and other threads encode meanwhile.
-    """
-    ids = tokenizer([prompt + sentence for sentence in sentences], truncation=False, verbose=False)["input_ids"]
-    return [len(row) for row in ids]
 
 
 def _is_bert(located: LocatedWeights) -> bool:

@@ -13,7 +13,7 @@ from mm_ldlm.data.encoders.base import EncoderConfig
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.latents.config import StoredType
 from mm_ldlm.data.latents.normaliser import NormaliserConfig
-from mm_ldlm.data.store import Manifest, ShardStore, fixed_lists, write_shard
+from mm_ldlm.data.store import Manifest, ShardStore, fixed_lists, write_store
 from mm_ldlm.data.store.shards import Rows
 from mm_ldlm.data.store.writer import Parts
 
@@ -96,10 +96,8 @@ class TokenVectors(Feature):
                 "to 'random', or encode in float32."
             )
         loaded.verify()
-        shard = write_shard(workspace, "part-00000.arrow", table(tokens, vectors_Vd))
-        manifest = Manifest(
-            kind=self.kind, rows=len(tokens), shards=(shard,), fingerprints=made_from,
+        made = table(tokens, vectors_Vd)
+        return write_store(
+            workspace, [made], kind=self.kind, schema=made.schema, fingerprints=made_from,
             meta={"dim": int(vectors_Vd.shape[1])},
         )  # fmt: skip
-        manifest.write(workspace)
-        return manifest

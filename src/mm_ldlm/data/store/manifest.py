@@ -136,7 +136,7 @@ class Manifest:
     @classmethod
     def finished(cls, directory: str | Path, fingerprints: dict[str, str]) -> Manifest | None:
         """Read the manifest of a finished store of these inputs; None if there is none, or a shard is damaged."""
-        found = cls.read(directory) if (Path(directory) / NAME).is_file() else None
+        found = cls.read(directory) if cls.exists(directory) else None
         if found is None or found.fingerprints != fingerprints:
             return None
         return found if all(shard.is_intact(Path(directory)) for shard in found.shards) else None

@@ -137,13 +137,9 @@ class ShardStore:
             raise StoreError(
                 f"{directory}: expected a store of kind {kind!r}, found {store.manifest.kind!r}. Correct the path."
             )
-        store.check()
+        for shard in store.manifest.shards:
+            shard.check(store.directory)
         return store
-
-    def check(self) -> None:
-        """Raise StoreError unless every shard exists in its full size."""
-        for shard in self.manifest.shards:
-            shard.check(self.directory)
 
     def __len__(self) -> int:
         return self.manifest.rows

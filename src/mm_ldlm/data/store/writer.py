@@ -159,11 +159,10 @@ class Parts:
                 path.unlink()
         return set(numbers)
 
-    def write(self, number: int, table: pa.Table) -> Shard:
+    def write(self, number: int, table: pa.Table) -> None:
         """Write a shard, then its record."""
         shard = write_shard(self.workspace, shard_name(number), table)
         write_json(self.record(number), dataclasses.asdict(shard))
-        return shard
 
     def shards(self, count: int) -> tuple[Shard, ...]:
         """Return the records of `count` finished shards; an empty store has one as well, without rows.

@@ -47,10 +47,10 @@ def of_data(statistics: Statistics | None, lengths_n: np.ndarray) -> dict[str, g
         cosines = statistics.neighbour_cosine
     texts, directions = np.bincount(lengths_n), np.arange(1, len(variances) + 1)
     return {
-        "norms": _small("bar", *_binned(norms), x="norm", y="rows"),
-        "spectrum": _small("scatter", directions, variances, x="direction", y="variance", log=True),
-        "lengths": _small("bar", np.arange(len(texts)), texts, x="tokens", y="texts"),
-        "neighbours": _small("bar", *_binned(cosines), x="cosine", y="rows"),
+        "plot_norms": _small("bar", *_binned(norms), x="norm", y="rows"),
+        "plot_spectrum": _small("scatter", directions, variances, x="direction", y="variance", log=True),
+        "plot_lengths": _small("bar", np.arange(len(texts)), texts, x="tokens", y="texts"),
+        "plot_neighbours": _small("bar", *_binned(cosines), x="cosine", y="rows"),
     }
 
 
@@ -321,11 +321,13 @@ DIAGNOSTICS = (
     (r"(?P<prefix>activation_rms/).*", "activation RMS by block", "RMS", "linear"),
 )
 _NAMES_PER_LINE = 5
+SMOOTHING = 0.8
+"""Weight of the earlier values in the moving average of a curve"""
 
 
-def training(log: Sequence[Mapping[str, Any]], *, smoothing: float = 0.9) -> go.Figure | None:
+def training(log: Sequence[Mapping[str, Any]]) -> go.Figure | None:
     """Plot the training log over steps; thin lines are logged values, thick lines are smoothed."""
-    return _panels(log, TRAINING, smoothing=smoothing)
+    return _panels(log, TRAINING, smoothing=SMOOTHING)
 
 
 def diagnostics(log: Sequence[Mapping[str, Any]]) -> go.Figure | None:

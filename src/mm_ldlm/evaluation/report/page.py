@@ -26,6 +26,7 @@ FORMS = {
 """Form of a number → its format"""
 WHOLE = {"fraction": 1, "cosine": 1, "points": 100}
 """Form of a number that has a bar → the value of a full bar"""
+MOST_EVENTS = 200
 DISTRIBUTIONS = (
     "mm-ldlm", "kedro", "torch", "transformers", "sentence-transformers", "tokenizers", "numpy", "scipy", "pyarrow",
     "sacrebleu", "rouge-score", "plotly",
@@ -160,13 +161,13 @@ def validation_losses(log: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
     return {"last": finite[-1][0], "last_step": finite[-1][1], "best": min(finite)[0], "best_step": min(finite)[1]}
 
 
-def event_lines(events: Sequence[Mapping[str, Any]], *, most: int = 200) -> list[dict[str, Any]]:
-    """Format the first `most` events, one pair of key and value per line.
+def event_lines(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Format the first `MOST_EVENTS` events, one pair of key and value per line.
 
     The sentences that were shown while the model learned are left out.
     """
     found = []
-    for event in [event for event in events if event["event"] != "preview"][:most]:
+    for event in [event for event in events if event["event"] != "preview"][:MOST_EVENTS]:
         told = {key: event[key] for key in event if key not in ("step", "event", "time") and event[key] is not None}
         found.append({"step": event["step"], "event": event["event"], "told": flatten(told)})
     return found

@@ -16,7 +16,7 @@ import pandas as pd
 from mm_ldlm.core import to_dict
 from mm_ldlm.data.held_out import Sentences, read_sentences, rows_of_ids
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Statistic
-from mm_ldlm.training.checkpoints.provenance import MADE_BY, made_by, refuse_other, weights_of
+from mm_ldlm.training.checkpoints.provenance import MADE_BY, made_by, refuse_other
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -148,9 +148,7 @@ def score(suite: Suite, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
     Raises:
         EvaluationError: a table of samples belongs to other weights than the model's.
     """
-    checkpoint = given.model.parts.checkpoint
-    assert checkpoint is not None, "the pipelines load a run"
-    weights = weights_of(checkpoint, use_ema=given.config.use_ema)
+    weights = given.model.parts.weights
     about = made_by(weights, parameters=to_dict(given.config) | to_dict(given.sections), seed=given.seed)
     about["dataset"] = given.dataset.fingerprint
     about["samples"] = {f"samples_{task}": table.attrs.get(MADE_BY) for task, table in given.samples.items()}

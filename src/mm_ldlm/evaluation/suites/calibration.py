@@ -20,7 +20,7 @@ from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.calibration import calibration_error, fit_calibration, reliability, right_texts
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, of_samples, without_truth
 from mm_ldlm.inference.calibration import CALIBRATION
-from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_of
+from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 if TYPE_CHECKING:
     from mm_ldlm.evaluation.config import CalibrationConfig
@@ -49,15 +49,14 @@ class InversionCalibration(Suite):
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
         model, config, table = given.model, given.config.calibration, given.samples["l2t"]
-        assert model.parts.checkpoint is not None, "the pipelines load a run"
         held = held_out(given.dataset, count=config.sentences, seed=given.seed, split="validation")
         how = table.attrs[MADE_BY]["parameters"]
         made = model.invert(
             held.latents, sampler=how["text"], length=how["length"], search=how["search"], reembed=True,
             samples=how["l2t"]["samples"], seed=given.seed,
         )  # fmt: skip
-        weights = weights_of(model.parts.checkpoint, use_ema=given.config.use_ema)
-        fitted = fit_calibration(held.texts, made.texts, np.asarray(made.cosines), made.log_probs, weights=weights)
+        cosines, weights = np.asarray(made.cosines), model.parts.weights
+        fitted = fit_calibration(held.texts, made.texts, cosines, made.log_probs, weights=weights)
         sentences, samples = of_samples(table, dataset=given.dataset)
         found = fitted.probabilities(samples["cosine"], samples["log_prob"])
         return {

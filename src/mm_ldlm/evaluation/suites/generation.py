@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ from mm_ldlm.data.held_out import held_out, texts_of_split
 from mm_ldlm.evaluation.report.inputs import ReportInputs, described_sampler
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite, token_rows
 from mm_ldlm.evaluation.suites.likelihood import per_token, perplexity
-from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_of
+from mm_ldlm.training.checkpoints.provenance import MADE_BY
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class CausalRun:
                 f"evaluation.generation.causal_model: expected a run with exact likelihoods, found '{path}' "
                 f"({self.model.capabilities.trained_as}). Give a run of an autoregressive model."
             )
-        self.weights = weights_of(cast(Path, self.model.parts.checkpoint), use_ema=True)
+        self.weights = self.model.parts.weights
 
     def nll(self, texts: Sequence[str], *, batch_size: int = 16) -> tuple[np.ndarray, np.ndarray]:
         """Compute (nats per text, tokens per text) in the run's own tokens; the run chooses its batches itself."""

@@ -23,6 +23,7 @@ from mm_ldlm.evaluation.calibration import right_texts
 from mm_ldlm.evaluation.report.inputs import described_sampler, examples
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Suite, of_samples, slug, token_rows, without_truth
 from mm_ldlm.evaluation.suites.generation import memorised, normal_form
+from mm_ldlm.inference.arguments import cosines_of
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 BLEU_COLUMNS = ("bleu_sys", "bleu_ref", *(f"bleu_c{n}" for n in range(1, 5)), *(f"bleu_t{n}" for n in range(1, 5)))
@@ -145,13 +146,9 @@ def reembedding_cosine(model: Any, texts: Sequence[str], latents_nd: np.ndarray)
         return None
     found_n, filled = np.zeros(len(texts)), [i for i, text in enumerate(texts) if text.strip()]
     if filled:
-        distinct = list(dict.fromkeys(texts[i] for i in filled))
-        encoded = dict(
-            zip(distinct, np.asarray(model.encode(distinct, too_long="truncate"), dtype=np.float64), strict=True)
-        )
-        vectors, targets = np.stack([encoded[texts[i]] for i in filled]), latents_nd[filled].astype(np.float64)
-        norm_n = np.linalg.norm(vectors, axis=1) * np.linalg.norm(targets, axis=1)
-        found_n[filled] = (vectors * targets).sum(axis=1) / norm_n
+        place = {text: number for number, text in enumerate(dict.fromkeys(texts[i] for i in filled))}
+        encoded_md = np.asarray(model.encode([*place], too_long="truncate"))
+        found_n[filled] = cosines_of(encoded_md[[place[texts[i]] for i in filled]], latents_nd[filled])
     return found_n
 
 

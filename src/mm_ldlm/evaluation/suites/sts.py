@@ -29,8 +29,6 @@ Encode = Callable[[Sequence[str]], np.ndarray]
 """Sentences → (n, d) vectors, in order"""
 MOST_UNKNOWN = 0.5
 """Largest fraction of the sentences of a set with unknown words at which its score is a headline of a run"""
-SOURCES = {"encoder": "encoder", "one_step": "one-step regression", "model": "model"}
-"""Embeddings that are scored → their label"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class Sts(Suite):
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
         model, config = given.model, given.config.sts
         refusals = {"encoder": model.no_encoder, "model": model.capabilities.refusal("t2l")}
-        left_out = [f"scores of the {SOURCES[name]}: {why}" for name, why in refusals.items() if why is not None]
+        left_out = [f"scores of the {name}: {why}" for name, why in refusals.items() if why is not None]
         encoders: dict[str, Encode] = {} if refusals["encoder"] is not None else {"encoder": model.encode}
         embeds = refusals["model"] is None
         if embeds:

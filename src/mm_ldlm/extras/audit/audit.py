@@ -19,19 +19,18 @@ import pandas as pd
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.core.progress import shown
+from mm_ldlm.data.latents.recognition import unit
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.extras.audit.config import AuditConfig
 from mm_ldlm.extras.audit.defences import (
     Floats,
     Form,
     adaptive,
-    cosines,
     forms,
     length_of,
     nearest,
     pairs,
     recall_and_ndcg,
-    scaled,
 )
 from mm_ldlm.extras.audit.readable import (
     Vocabulary,
@@ -43,6 +42,7 @@ from mm_ldlm.extras.audit.readable import (
     shares,
 )
 from mm_ldlm.extras.audit.sources import Sample, sample
+from mm_ldlm.inference.arguments import cosines_of
 from mm_ldlm.inference.files import run_of
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Reader:
 
     def scaled(self, vectors_nd: Floats) -> Floats:
         """Scale vectors of any length as the model reads them."""
-        return scaled(vectors_nd, self._length)
+        return unit(vectors_nd) * self._length
 
     def read(self, vectors_nd: Floats) -> list[str]:
         """Read texts from vectors, which may have any length."""
@@ -236,7 +236,7 @@ def compared(
             {
                 "name": form.name, "group": form.group, "bytes": form.bytes_per_vector, "level": form.level,
                 "map": name,
-                "cosine": float(cosines(undone_nd, vectors_nd[:some]).mean()), **read,
+                "cosine": float(cosines_of(undone_nd, vectors_nd[:some]).mean()), **read,
                 "recall": bootstrap.proportion(recall_q), "ndcg": bootstrap.proportion(ndcg_q),
             }
         )  # fmt: skip
@@ -294,10 +294,10 @@ def write_pairs(folder: Path, form: Form, texts: Sequence[str], vectors_nd: Floa
     )
 
 
-def strongest(line: dict[str, Any], share: str = "exact") -> dict[str, float]:
-    """Return the fraction that the best of the attackers recovers."""
+def strongest(line: dict[str, Any]) -> dict[str, float]:
+    """Return the fraction of exact texts of the best attacker."""
     found: dict[str, float] = max(
-        (line[kind][share] for kind in ATTACKERS if kind in line), key=lambda each: each["value"]
+        (line[kind]["exact"] for kind in ATTACKERS if kind in line), key=lambda each: each["value"]
     )
     return found
 

@@ -9,6 +9,7 @@ n rows, d dimensions.
 """
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mm_ldlm.data.latents.recognition import unit
 from mm_ldlm.extras.audit.config import AuditConfig
+from mm_ldlm.inference.arguments import cosines_of
 
 log = logging.getLogger(__name__)
 
@@ -117,16 +120,11 @@ def _product_quantised(vectors_nd: Floats, dims: int, *, seed: int) -> Map:
 
 def _centroids(x_nd: Floats, rng: np.random.Generator) -> Floats:
     """Fit centroids by k-means; one without rows stays where it is."""
-    from scipy.cluster.vq import vq
+    from scipy.cluster.vq import kmeans2
 
-    centroids_kd = x_nd[rng.choice(len(x_nd), CENTROIDS, replace=False)]
-    for _ in range(ITERATIONS):
-        owner_n = vq(x_nd, centroids_kd)[0]
-        count_k = np.bincount(owner_n, minlength=CENTROIDS)
-        sum_kd = np.zeros_like(centroids_kd)
-        np.add.at(sum_kd, owner_n, x_nd)
-        centroids_kd = np.where(count_k[:, None] > 0, sum_kd / np.maximum(count_k, 1)[:, None], centroids_kd)
-    return centroids_kd
+    first_kd = x_nd[rng.choice(len(x_nd), CENTROIDS, replace=False)]
+    with warnings.catch_warnings(action="ignore"):  # about centroids without rows
+        return np.asarray(kmeans2(x_nd, first_kd, iter=ITERATIONS, minit="matrix")[0])
 
 
 def _truncated(kept: int) -> Map:
@@ -178,8 +176,8 @@ def adaptive(stored_md: Floats, original_md: Floats) -> tuple[str, Map]:
     held_md = (original_md[:cut] - mean_d) / std_d
     scores = []
     for name, fit in _FITS.items():
-        found_md = scaled(fit(stored_md[cut:], original_md[cut:])(stored_md[:cut]), length_of(original_md))
-        scores.append((cosines((found_md - mean_d) / std_d, held_md).mean(), name, fit))
+        found_md = unit(fit(stored_md[cut:], original_md[cut:])(stored_md[:cut])) * length_of(original_md)
+        scores.append((cosines_of((found_md - mean_d) / std_d, held_md).mean(), name, fit))
     _, name, fit = max(scores, key=lambda score: score[0])
     return name, fit(stored_md, original_md)
 
@@ -187,11 +185,6 @@ def adaptive(stored_md: Floats, original_md: Floats) -> tuple[str, Map]:
 def length_of(x_nd: Floats) -> float:
     """Compute the median length of vectors."""
     return float(np.median(np.linalg.norm(x_nd, axis=1)))
-
-
-def scaled(x_nd: Floats, length: float) -> Floats:
-    """Scale vectors to a length."""
-    return np.asarray(x_nd / np.maximum(np.linalg.norm(x_nd, axis=1, keepdims=True), 1e-12) * length)
 
 
 def _identity(stored_md: Floats, original_md: Floats) -> Map:
@@ -222,12 +215,6 @@ _FITS: dict[str, Callable[[Floats, Floats], Map]] = {
 """Name of a map → the function that fits it on stored and original vectors"""
 
 
-def cosines(a_nd: Floats, b_nd: Floats) -> Floats:
-    """Compute the cosine of each pair of rows (n,); 0 for a zero vector."""
-    norms_n = np.linalg.norm(a_nd, axis=1) * np.linalg.norm(b_nd, axis=1)
-    return np.asarray((a_nd * b_nd).sum(axis=1) / np.maximum(norms_n, 1e-12))
-
-
 # --- retrieval --------------------------------------------------------------------------------------------------------
 
 NEAREST = 10
@@ -235,8 +222,7 @@ NEAREST = 10
 
 def nearest(stored_nd: Floats, queries_qd: Floats) -> npt.NDArray[np.int64]:
     """Return the rows (q, `NEAREST`) nearest to each query by cosine, nearest first; query i is not near to row i."""
-    unit_nd = stored_nd / np.maximum(np.linalg.norm(stored_nd, axis=1, keepdims=True), 1e-12)
-    found_qn = queries_qd @ unit_nd.T
+    found_qn = queries_qd @ unit(stored_nd).T
     found_qn[np.arange(len(queries_qd)), np.arange(len(queries_qd))] = -np.inf
     top_qk = np.argpartition(-found_qn, NEAREST - 1, axis=1)[:, :NEAREST]
     order_qk = np.argsort(-np.take_along_axis(found_qn, top_qk, axis=1), axis=1, kind="stable")

@@ -7,17 +7,17 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from mm_ldlm.evaluation.report import page, theme
-from mm_ldlm.evaluation.report.figures import comparison, smoothed
+from mm_ldlm.evaluation.report.figures import SMOOTHING, comparison, smoothed
 
 TITLES = {"text_nll": "nats per scored token", "loss": "loss"}
 """Key of the training log → title of its panel"""
 
 
-def report(results: Mapping[str, Any], *, title: str, smoothing: float) -> tuple[str, dict[str, go.Figure]]:
+def report(results: Mapping[str, Any], *, title: str) -> tuple[str, dict[str, go.Figure]]:
     """Render the page, and its figures by name."""
     drawn = {
         "plot_members_scores": comparison(results),
-        "plot_members_curves": curves(results["curves"], smoothing=smoothing),
+        "plot_members_curves": curves(results["curves"]),
         "plot_members_differences": differences(results["paired"]),
     }
     figures = {name: figure for name, figure in drawn.items() if figure is not None}
@@ -27,7 +27,7 @@ def report(results: Mapping[str, Any], *, title: str, smoothing: float) -> tuple
     return text, figures
 
 
-def curves(runs: Sequence[Mapping[str, Any]], *, smoothing: float) -> go.Figure | None:
+def curves(runs: Sequence[Mapping[str, Any]]) -> go.Figure | None:
     """Plot smoothed training metrics of all runs over the tokens seen; the seeds of a member share its colour."""
     keys = [key for key in TITLES if any(key in run["curves"] for run in runs)]
     if not keys:
@@ -39,7 +39,7 @@ def curves(runs: Sequence[Mapping[str, Any]], *, smoothing: float) -> go.Figure 
             tokens, values = zip(*run["curves"][key], strict=True)
             trace = {
                 "type": "scatter", "mode": "lines" if len(values) > 1 else "markers", "x": tokens,
-                "y": smoothed(values, smoothing) if len(values) > 20 else values,
+                "y": smoothed(values, SMOOTHING) if len(values) > 20 else values,
                 "line": {"color": theme.PALETTE[members.index(run["member"]) % len(theme.PALETTE)], "width": 2},
                 "name": run["run"], "legendgroup": run["run"], "showlegend": column == 1,
             }  # fmt: skip

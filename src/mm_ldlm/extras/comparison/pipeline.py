@@ -72,7 +72,7 @@ def report_members(results: dict[str, Any], reporting: "ReportingConfig") -> "tu
     """Render the page of the comparison, and its figures by name."""
     from mm_ldlm.extras.comparison.page import report
 
-    return report(results, title=reporting.title, smoothing=reporting.smoothing)
+    return report(results, title=reporting.title)
 
 
 def judge_members(outcomes: list[dict[str, Any]], report: str) -> None:

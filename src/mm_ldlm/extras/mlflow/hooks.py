@@ -102,8 +102,8 @@ class TrackingHooks:
                 self._send("watch")
         about = {"pipelines": self._pipelines, "environment": environment, "command": self._command}
         self._send("tag", about | {"kedro_run": run_params["run_id"]} | _commit(self._project))
-        address = (None, None) if self._run is None else (self._run.uri, self._run.run_id)
-        catalog.save("tracking_reference", dict(zip(("tracking_uri", "run_id"), address, strict=True)))
+        run = self._run
+        catalog.save("tracking_reference", {"tracking_uri": run and run.uri, "run_id": run and run.run_id})
         if self._run is not None:
             catalog.save("tracked_metrics", functools.partial(metrics_of, self._run.uri))
 

@@ -17,7 +17,7 @@ from mm_ldlm.core import SamplingError, to_dict
 from mm_ldlm.pipelines.sampling import TASKS
 from mm_ldlm.pipelines.sampling.tasks import Task, task_of
 from mm_ldlm.pipelines.trained import load_trained
-from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, made_by, weights_of
+from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, made_by
 
 if TYPE_CHECKING:
     from mm_ldlm.data.dataset import Dataset
@@ -75,7 +75,6 @@ def _table(parts: list[pd.DataFrame], task: Task, model: MMLDLM, settings: dict[
     empty = pd.DataFrame(columns=list(task.columns))
     table = pd.concat([part.reindex(columns=empty.columns) for part in parts] or [empty], ignore_index=True)
     table = table.astype(dict(task.columns))
-    assert model.parts.checkpoint is not None, "the pipeline loads a run"
-    weights = weights_of(model.parts.checkpoint, use_ema=task.sampling.use_ema)
+    weights = model.parts.weights
     table.attrs = {MADE_BY: made_by(weights, **settings), **({} if task.requested else {KEEP: weights})}
     return table
