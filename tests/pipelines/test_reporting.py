@@ -62,6 +62,10 @@ def report(inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     )
 
 
+def lede(page: str) -> str:
+    return page.split('<p class="lede">')[1].split("</p>")[0]
+
+
 @pytest.mark.parametrize("name", [*WRITTEN["metrics"], *WRITTEN["rows"], "comparison"])
 def test_pitfall_27_results_of_other_weights_end_no_report(
     name: str, inputs: dict[str, Any], refuses: Callable[..., Any]
@@ -112,7 +116,15 @@ def test_a_run_keeps_its_result_unless_it_was_chosen_by_its_path(inputs: dict[st
 
 def test_the_report_of_a_chosen_run_shows_what_it_was_trained_with(inputs: dict[str, Any]) -> None:
     assert "<td><code>other</code></td>" in report(inputs)[0]
+    assert " examples" in lede(report(inputs)[0])
     page, figures = report({**inputs, "run": {**inputs["run"], CHOSEN: None}})
     assert "<td><code>other</code></td>" not in page
+    assert " examples" not in lede(page)  # of the data that it is scored on
     assert {"plot_training", "plot_calls", "plot_cosine", "plot_sts", "plot_mask_ratio"} <= figures.keys()
     assert all(figure.layout.meta[MADE_BY] == inputs["metrics"][MADE_BY] for figure in figures.values())
+
+
+def test_a_figure_of_data_that_were_not_made_is_left_out(inputs: dict[str, Any]) -> None:
+    assert 'data-plot="plot_norms"' in report(inputs)[0]
+    inputs["plot_norms"] = {"data": [{"type": "bar", "x": [], "y": []}], "layout": {}}
+    assert 'data-plot="plot_norms"' not in report(inputs)[0]

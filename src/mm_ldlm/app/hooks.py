@@ -303,7 +303,8 @@ class ProjectHooks:
         if found := [words for use, words in requests.items() if use in uses and (reads or use == "unconditional")]:
             chosen = load("params:evaluation").checkpoint
             checkpoint = "" if chosen == "latest" else f" --checkpoint {chosen}"
-            log.info("next: mm-ldlm %s --run %s%s", found[0], self._outputs, checkpoint)
+            run = load("parameters").get("run") or self._outputs
+            log.info("next: mm-ldlm %s --run %s%s", found[0], run, checkpoint)
 
     @hook_impl
     def on_pipeline_error(self) -> None:

@@ -124,7 +124,8 @@ def write_report(
         parameters=parameters,
         reporting=reporting,
     )
-    return page.render(report, plots | {name: inputs[name] for name in DATA_PLOTS}), plots
+    shown = {name: inputs[name] for name in DATA_PLOTS if any(len(trace.x) for trace in inputs[name].data)}
+    return page.render(report, plots | shown), plots
 
 
 def _of_suites(

@@ -52,7 +52,8 @@ class Generation(Suite):
         texts = given.samples["unconditional"]["text"]
         few = (
             f"expected at least two unconditional samples that are not empty, found {len(texts)} samples. "
-            "Set sampling.unconditional.count and run the sampling pipeline"
+            "Set sampling.unconditional.count, and sampling.unconditional.length to a number where the run has not "
+            "learned lengths, and run the sampling pipeline"
         )
         return super().skip_reason(given) or (few if sum(bool(text.strip()) for text in texts) < 2 else None)
 
