@@ -138,19 +138,27 @@ def test_errors_on_purpose_are_messages_and_defects_are_not() -> None:
 
 TEXTS, MASKED = ["w1 w2", "w3 w7", "w4 w5 w6"], ["w1 [MASK]", "[MASK] w3", "w4 [MASK] w6"]
 CASES: dict[str, tuple[list[str], Callable[[MMLDLM, Any], Any]]] = {
-    "invert": (["latents.npy"], lambda model, z: model.invert(z)),
+    "invert": (["latents.npy", "--steps", "2"], lambda model, z: model.invert(z, steps=2)),
     "invert texts": (["texts.txt", "--search", "--steps", "2"], lambda model, z: model.invert(TEXTS, search=True, steps=2)),
     "invert several": (
         ["latents.npy", "--samples", "2", "--keep", "all", "--temperature", "1", "--length", "4", "--seed", "1"],
         lambda model, z: model.invert(z, samples=2, keep="all", temperature=1.0, length=4, seed=1),
     ),
-    "generate": (["3"], lambda model, z: model.generate(3)),
-    "embed": (["texts.txt", "--draws", "2"], lambda model, z: model.embed(TEXTS, draws=2)),
+    "generate": (["3", "--steps", "2"], lambda model, z: model.generate(3, steps=2)),
+    "embed": (
+        ["texts.txt", "--draws", "2", "--steps", "2"], lambda model, z: model.embed(TEXTS, draws=2, steps=2),
+    ),
     "encode": (["texts.txt"], lambda model, z: model.encode(TEXTS)),
-    "score": (["texts.txt", "--latents", "latents.npy"], lambda model, z: model.score(TEXTS, latents=z)),
+    "score": (
+        ["texts.txt", "--latents", "latents.npy", "--draws", "2"],
+        lambda model, z: model.score(TEXTS, latents=z, draws=2),
+    ),
     "neighbours": (["latents.npy", "latents.npy", "--k", "2"], lambda model, z: model.neighbours(z, z, k=2)),
-    "infill": (["masked.txt"], lambda model, z: model.infill(MASKED)),
-    "edit": (["texts.txt", "--targets", "latents.npy"], lambda model, z: model.edit(TEXTS, targets=z)),
+    "infill": (["masked.txt", "--steps", "2"], lambda model, z: model.infill(MASKED, steps=2)),
+    "edit": (
+        ["texts.txt", "--targets", "latents.npy", "--steps", "2"],
+        lambda model, z: model.edit(TEXTS, targets=z, steps=2),
+    ),
     "interpolate": (["latents.npy", "latents.npy"], lambda model, z: model.interpolate(z, z)),
 }  # fmt: skip
 """The words of a command, and the same request in Python"""

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -35,6 +36,7 @@ def flat(value: Any, at: str = "") -> dict[str, Any]:
     }
 
 
+@functools.cache
 def resolved(environment: str) -> dict[str, Any]:
     """The leaves of the typed sections that the core has, or that the environment mentions."""
     shown = {*SECTIONS.core, *parameters(environment)} - {*SCALARS}

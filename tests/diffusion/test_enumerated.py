@@ -51,7 +51,7 @@ def test_noise_has_the_distribution_of_its_law(kind: str, options: dict[str, Any
 @each_process
 def test_the_bound_of_the_best_model_is_tight_for_every_text(kind: str, options: dict[str, Any]) -> None:
     """−log p(x_0), unless the process itself leaves a gap; and any other model is worse."""
-    found, copies = enumeration_of(kind, options), 1000
+    found, copies = enumeration_of(kind, options), 400
     tokens_BL = TEXTS.repeat(copies, 1)
 
     def mean_bound(change: float) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,7 @@ def test_the_bound_of_the_best_model_is_tight_for_every_text(kind: str, options:
     bound_N, error_N = mean_bound(1.0)
     assert bool(((bound_N - found.law.bound(found.process)).abs() < 4.5 * error_N + 1e-3).all())
     assert float((JOINT.flatten() * error_N).sum()) < 0.12 * ENTROPY
-    assert float((JOINT.flatten() * mean_bound(0.5)[0]).sum()) > ENTROPY + 0.02
+    assert float((JOINT.flatten() * (mean_bound(0.5)[0] - bound_N)).sum()) > 0.02
 
 
 @each_process
@@ -106,12 +106,12 @@ def test_a_reverse_step_draws_from_the_exact_posterior(
 @each_step
 @pytest.mark.parametrize(
     ("count", "steps", "distance"),
-    [(10_000, 48, 0.03), pytest.param(100_000, 100, 0.015, marks=pytest.mark.slow)],
+    [(6000, 48, 0.04), pytest.param(100_000, 100, 0.015, marks=pytest.mark.slow)],
 )
 def test_pitfall_32_samples_of_the_best_model_follow_the_distribution(
     kind: str, options: dict[str, Any], step: str, count: int, steps: int, distance: float
 ) -> None:
-    """Sampling noise is about 0.5/√count; the rest is that the steps are not infinitely many."""
+    """Sampling noise is about 1.3/√count; the rest is that the steps are not infinitely many."""
     found = enumeration_of(kind, options).samples(step, count=count, steps=steps)
     assert float((found - JOINT.flatten()).abs().sum() / 2) < distance
     independent = JOINT.sum(1, keepdim=True) * JOINT.sum(0, keepdim=True)

@@ -68,13 +68,6 @@ def test_pitfall_18_a_rank_that_hangs_ends_the_run_with_a_message(run_ranks: Cal
         run_ranks("hangs_beside_a_collective")
 
 
-def test_a_module_that_cannot_be_imported_is_named(run_ranks: Callable[..., Path]) -> None:
-    with pytest.raises(
-        WorkerFailed, match=r"rank [01] ended with exit code 1 .*No module named .?nothing_of_this_name"
-    ):
-        run_ranks("", module="nothing_of_this_name")
-
-
 def test_old_logs_are_removed(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / name / "attempt_0" / "0").mkdir(parents=True)
@@ -134,14 +127,21 @@ def start(project: Path, folder: Path, *arguments: str) -> subprocess.Popen[byte
     return subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment)
 
 
-def survivors(launcher: subprocess.Popen[bytes], *, after: float) -> list[psutil.Process]:
-    """Kill a launcher some seconds after its two ranks appear; return the processes of the run after 10 s at most."""
-    parent, ranks = psutil.Process(launcher.pid), set()
+def started(launcher: subprocess.Popen[bytes]) -> set[psutil.Process]:
+    """Wait for the two ranks of a launcher."""
+    parent, ranks = psutil.Process(launcher.pid), set[psutil.Process]()
     while len(ranks) < 2:
         assert launcher.poll() is None
+        time.sleep(0.05)
         ranks = set(parent.children(recursive=True))
+    return ranks
+
+
+def survivors(launcher: subprocess.Popen[bytes], *, after: float) -> list[psutil.Process]:
+    """Kill a launcher some seconds after its two ranks appear; return the processes of the run after 10 s at most."""
+    ranks = started(launcher)
     time.sleep(after)
-    ranks |= set(parent.children(recursive=True))
+    ranks |= set(psutil.Process(launcher.pid).children(recursive=True))
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
     return psutil.wait_procs(ranks, timeout=10)[1]
@@ -187,9 +187,7 @@ def test_a_child_finds_its_package_in_any_folder_and_imports_nothing_after_its_p
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_ends_the_ranks_and_then_the_launcher(project: Path, tmp_path: Path, number: signal.Signals) -> None:
     launcher = start(project, tmp_path, "-c", LAUNCHER, "tests.distributed.ranks", str(tmp_path))
-    parent, ranks = psutil.Process(launcher.pid), []
-    while len(ranks) < 2:
-        ranks = parent.children(recursive=True)
+    ranks = started(launcher)
     timer = threading.Timer(60, launcher.kill)
     timer.start()
     launcher.send_signal(number)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.inference.runs import DIM, LATENTS, MULTIMODAL, make, text_run
+from tests.inference.runs import DIM, LATENTS, MULTIMODAL, make, text_run, write_run
 
 from mm_ldlm.core import MMLDLMError, SamplingError
 from mm_ldlm.inference.api import MMLDLM
@@ -120,7 +120,8 @@ def test_every_request_answers_or_refuses(request: tuple[str, dict[str, Any]], w
 
 
 @pytest.mark.parametrize("option", ["path", "device", "checkpoint", "use_ema", "batch_tokens", "encoder"])
-def test_loading_answers_or_refuses(option: str, run_folder: Path) -> None:
+def test_loading_answers_or_refuses(option: str, tmp_path: Path) -> None:
+    run_folder = write_run(tmp_path / "run", model=MMDIT_SMALL)
     accepted = {
         "path": [], "device": [None], "checkpoint": [], "use_ema": [], "batch_tokens": [None],
         "encoder": [None],

@@ -85,7 +85,7 @@ def test_search_infilling_editing_and_interpolation_agree(learned: MMLDLM) -> No
     assert [path.texts[place] for place in (0, 2, 3, 5)] == [TEXTS[0], TEXTS[2], TEXTS[1], TEXTS[3]]
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     calls=st.integers(1, 60), samples=st.integers(1, 3), keep=st.sampled_from(["best", "all"]),
     sampler=st.sampled_from([

@@ -22,10 +22,18 @@ from mm_ldlm.training.checkpoints.reference import MARKER, pointed
 NAME = "step-00000004"
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of four steps."""
+    root = tmp_path_factory.mktemp("trained")
+    loop.train(task.built(task.spec(max_steps=4), root))
+    return root
+
+
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    """A checkpoint of four steps with a guard window and a roll-back in its state."""
-    loop.train(task.built(task.spec(max_steps=4), tmp_path))
+def saved(trained: Path, tmp_path: Path) -> Path:
+    """A checkpoint of four steps, in a copy of the run."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     return tmp_path / "run/checkpoints" / NAME
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.training import task
@@ -18,7 +17,7 @@ from mm_ldlm.training import loop
 from mm_ldlm.training.checkpoints.reference import latest
 
 KINDS = [kind for kind in OBJECTIVES.known]
-STEPS = 30
+STEPS = 12
 EVERY_STEP = {"every_steps": 1, "keep_last": 100, "background": False}
 
 
@@ -30,27 +29,30 @@ def faulty(*faults: dict[str, Any], **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pitfall_16_ten_steps_are_five_and_five_to_the_bit(kind: str, tmp_path: Path) -> None:
-    spec = task.spec(kind, model={}, optimizer={"name": "adamw"})
-    task.train_until(task.built(spec, tmp_path / "whole"), 10)
-    assert task.train_until(task.built(spec, tmp_path / "parts"), 5) == "stopped"
+def test_pitfall_16_four_steps_are_two_and_two_to_the_bit(kind: str, tmp_path: Path) -> None:
+    """An epoch has three steps, so that the second part ends one and begins another."""
+    spec = task.spec(kind, max_steps=4, optimizer={"name": "adamw"})
+    task.train_until(task.built(spec, tmp_path / "whole"), 4)
+    assert task.train_until(task.built(spec, tmp_path / "parts"), 2) == "stopped"
     again = task.built(spec, tmp_path / "parts")
-    assert again.checkpointer.resume("auto", tmp_path / "parts") == "step-00000005"
-    assert task.train_until(again, 10) == "finished"
-    whole, parts = (task.saved(tmp_path / name, 10) for name in ("whole", "parts"))
+    assert again.checkpointer.resume("auto", tmp_path / "parts") == "step-00000002"
+    assert task.train_until(again, 4) == "finished"
+    whole, parts = (task.saved(tmp_path / name, 4) for name in ("whole", "parts"))
     assert task.largest_difference(whole, parts) == 0
     assert any("objective." not in name for name in whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pitfall_31_training_lowers_the_loss_and_moves_exactly_what_is_trained(kind: str, tmp_path: Path) -> None:
-    spec = task.spec(kind, max_steps=STEPS, batch={"examples": 48}, optimizer={"lr": 2e-2})
+    spec = task.spec(
+        kind, max_steps=STEPS, batch={"examples": 48}, optimizer={"lr": 1e-2}, ema={"decay": 0.5}, validate_every=STEPS
+    )  # fmt: skip
     run = task.built(spec, tmp_path)
-    root = run.learner.root
+    root, first = run.learner.root, run.validate(0)["loss"]
     before = {name: p.detach().clone() for name, p in root.named_parameters()}
     loop.train(run)
-    losses = [line["loss"] for line in run.tracker.lines]
-    assert np.mean(losses[-6:]) < 0.97 * np.mean(losses[:3]), losses
+    assert {line["mode"] for line in run.tracker.lines} <= set(run.stepper.objective.kinds)
+    assert run.tracker.lines[-1]["validation/loss"] < first, "of the same examples with the same noise"
     moved = {name for name, p in root.named_parameters() if not torch.equal(p, before[name])}
     assert not {name for name, p in root.named_parameters() if not p.requires_grad} & moved
     own = {name for name, p in root.named_parameters() if name.startswith("objective.") and p.requires_grad}
@@ -178,10 +180,3 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_at_the_end_only(tmp_pat
         loop.train(run)
     assert run.learner.state.step == 4
     assert len(run.tracker.of("checkpoint_failed")) == 4
-
-
-@pytest.mark.parametrize("mode", ["l2t", "t2l", "unconditional", "mixed", "sequential"])
-def test_every_mode_names_its_steps(mode: str, tmp_path: Path) -> None:
-    run = task.built(task.spec({"kind": "multimodal", "mode": mode}, max_steps=6), tmp_path)
-    loop.train(run)
-    assert {line["mode"] for line in run.tracker.lines} <= set(run.stepper.objective.kinds)

@@ -22,6 +22,7 @@ def test_a_session_trains_once_and_names_the_run(
     planned: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, runs = planned(show_every_seconds=1, validate_every=2), tmp_path / "runs"
+    monkeypatch.setattr("torch.distributed.elastic.rendezvous.dynamic_rendezvous.get_method_name", lambda: "")
     found = run_session(spec.to_dict(), runs)
     assert (found["name"], found["step"], found["checkpoint"]) == (spec.name, 4, "step-00000004")
     assert found["metrics"]["validation/loss"] > 0

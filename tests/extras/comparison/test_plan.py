@@ -58,24 +58,29 @@ def test_layers_of_a_member_lie_between_the_others_and_those_above(
 @pytest.mark.parametrize(
     ("budget", "label", "training"),
     [
-        (None, "own-budget", {}),
         ({"tokens": 2000}, "tokens-2000", {"max_tokens": 2000, "max_steps": None, "epochs": None}),
         ({"seconds": 90.0}, "seconds-90", {"max_minutes": 1.5}),
     ],
 )
-def test_every_member_and_seed_is_a_session_in_its_own_folder(
-    budget: Any, label: str, training: dict[str, Any]
+def test_a_budget_limits_the_trainings_and_names_their_folder(
+    budget: dict[str, Any], label: str, training: dict[str, Any]
 ) -> None:
+    given = BudgetConfig(**budget)
+    params = params_of(MemberConfig(name="m"), 3, given, {}, results=Path("/r"))
+    assert (given.label, params["training"]) == (label, {"seed": 3, **training})
+
+
+def test_every_member_and_seed_is_a_session_in_its_own_folder() -> None:
     members = ({"name": "a", "env": "mdlm"}, {"name": "b", "env": "l2t", "seeds": [7]})
-    found = sessions(config(*members, seeds=[0, 3], budget=budget))
+    found = sessions(config(*members, seeds=[0, 3], budget={"tokens": 2000}))
     assert [(each["member"], each["seed"], each["environment"]) for each in found] == [
         ("a", 0, "mdlm+test"), ("a", 3, "mdlm+test"), ("b", 7, "l2t+test")
     ]  # fmt: skip
     for each in found:
         place = Path(each["folder"])
-        assert place.parts[-3:] == (label, each["member"], f"seed-{each['seed']}")
+        assert place.parts[-3:] == ("tokens-2000", each["member"], f"seed-{each['seed']}")
         assert {Path(path).is_relative_to(place) for path in each["paths"].values()} == {True}
-        assert each["params"]["training"] == {"seed": each["seed"], **training}
+        assert each["params"]["training"]["seed"] == each["seed"]
         assert each["params"]["results"] == place.as_posix()
         assert not any(Path(store).is_relative_to(place) for stores in each["stores"].values() for store in stores)
     assert len({each["folder"] for each in found}) == len({each["fingerprint"] for each in found}) == len(found)
@@ -87,6 +92,7 @@ def test_every_learning_rate_is_a_session_of_its_own_beside_the_others() -> None
         {"seed": seed, "optimizer": {"lr": rate}} for rate in (1e-3, 3e-3) for seed in (0, 3)
     ]
     assert len({each["folder"] for each in found}) == len({each["fingerprint"] for each in found}) == 4
+    assert {Path(each["folder"]).parts[-4] for each in found} == {"own-budget"}
 
 
 def test_parameters_of_the_command_line_are_below_the_members_and_of_every_member() -> None:
@@ -157,19 +163,21 @@ def test_trainings_that_end_within_their_warmup_are_refused_together(
 ) -> None:
     write_dataset(tmp_path / "made", ["a b c d"] * 40, splits=["train"] * 30 + ["test"] * 10)
     warmed = {"name": "warmed", "env": "mdlm", "params": {"training.optimizer.warmup_steps": 5}}
-    members = ({"name": "first", "env": "mdlm"}, {"name": "second", "env": "mdlm"}, warmed)
+    usual = {"name": "usual", "env": "mdlm"}
 
-    def planned(tokens: int) -> list[dict[str, Any]]:
+    def planned(tokens: int, *members: dict[str, Any]) -> list[dict[str, Any]]:
         training = {"batch": {"tokens": None, "examples": 10}, "optimizer": {"warmup_steps": 4}}
         return sessions(config(*members, budget={"tokens": tokens}), data=str(tmp_path / "data"), training=training)
 
-    for store, name in zip(planned(1)[0]["stores"]["ingestion"], ("records", "tokens"), strict=True):  # without data
+    for store, name in zip(
+        planned(1, usual)[0]["stores"]["ingestion"], ("records", "tokens"), strict=True
+    ):  # without data
         shutil.copytree(tmp_path / "made" / name, store)
-    with refuses(ConfigurationError, "first (steps: 3, warm-up: 4), second (steps: 3, warm-up: 4), warmed (steps: 3"):
-        planned(120)
+    with refuses(ConfigurationError, "usual (steps: 3, warm-up: 4), warmed (steps: 3"):
+        planned(120, usual, warmed)
     with refuses(ConfigurationError, "found warmed (steps: 4, warm-up: 5)."):
-        planned(160)
-    assert len(planned(200)) == 3
+        planned(160, usual, warmed)
+    assert len(planned(200, warmed)) == 1
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_a_whole_comparison_with_a_member_that_diverges_and_again(
     experiment = tracking.get_run(parent["run_id"]).info.experiment_id
     nested = tracking.search_runs([experiment], f"tags.mlflow.parentRunId = '{parent['run_id']}'")
     assert {run.info.run_name: run.info.status for run in nested} == {
-        "mdlm, seed 0": "FINISHED", "ar, seed 0": "FINISHED", "diverges, seed 0": "FAILED"
+        "mdlm, seed 0": "FINISHED", "constant, seed 0": "FINISHED", "diverges, seed 0": "FAILED"
     }  # fmt: skip
 
     run_kedro(*options)

@@ -7,7 +7,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,22 @@ from mm_ldlm.extras.mlflow.hooks import NOTE, TrackingHooks
 from mm_ldlm.extras.mlflow.metric_names import HEADLINE, name_of
 from mm_ldlm.training.jsonl import Tracker
 
+Database = Callable[[Path], str]
 SPEC = {"name": "run-1", "training": {"max_steps": 2}}
 METRICS = {"l2t.exact_match": 0.5, "nll.per_token": 2.0, "x.nan": float("nan"), "made_by": {"run": "run-1"}}
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Database:
+    """`database(path)` makes an empty database, whose tables take more than a second to make, and returns its address."""
+
+    def copy(path: Path) -> str:
+        path.parent.mkdir(exist_ok=True)
+        return f"sqlite:///{shutil.copy(empty, path)}"
+
+    empty = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowRun(f"sqlite:///{empty}", "").client.search_experiments()
+    return copy
 
 
 def _pipeline(root: Path) -> Pipeline:
@@ -123,11 +137,11 @@ def test_its_page_leads_back_to_the_run_without_paths_of_this_machine(tracked: t
     assert not re.search(r"/(tmp|root|home|work)/\w+/", json.dumps(tags))
 
 
-def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_run_that_fails_says_why(tmp_path: Path, database: Database) -> None:
     def fail(_: Any) -> None:
         raise ConfigurationError(f"no {tmp_path}/folder/x")
 
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    uri = database(tmp_path / "mlflow.db")
     pipeline = Pipeline([node(fail, "params:seed", None, name="validation.one", tags="validation")])
     with pytest.raises(ConfigurationError):
         Session(tmp_path, tracking={"enabled": True, "uri": uri}).run(pipeline)
@@ -206,18 +220,18 @@ def sent(root: Path, uri: str) -> list[str]:
 
 
 def test_a_run_that_was_recorded_locally_is_sent_complete_and_once(
-    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    silent: str, tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mm_ldlm.extras.mlflow.client.LONGEST", 0.5)
+    local = MlflowRun(database(tmp_path / "data/mlflow_local.db"), "")
     Session(tmp_path, tracking={"enabled": True, "uri": silent}).run(_pipeline(tmp_path))
-    local = MlflowRun(f"sqlite:///{tmp_path}/data/mlflow_local.db", "")
     reference = json.loads((tmp_path / "06_models/tracking_reference.json").read_text())
     local.run_id = reference["run_id"]
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "MLmodel").write_text("flavors: {}")
     local.add_model(tmp_path / "model", "m", 2)
     monkeypatch.chdir(tmp_path)
-    uri = "sqlite:///server.db"
+    uri = database(tmp_path / "server.db")
     (run_id,) = sent(tmp_path, uri)
     client, here = MlflowRun(uri, "").client, local.client.get_run(local.run_id)
     there = client.get_run(run_id)
@@ -253,9 +267,10 @@ def test_runs_are_not_sent_to_an_address_without_a_store(
 
 
 def test_the_rest_of_a_run_whose_store_goes_away_is_added_to_it_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri, calls, plain = f"sqlite:///{tmp_path}/server.db", [0], hooks.within
+    uri, calls, plain = database(tmp_path / "server.db"), [0], hooks.within
+    database(tmp_path / "data/mlflow_local.db")
 
     def away(call: Any, place: str, **options: Any) -> Any:
         calls[0] += place == uri

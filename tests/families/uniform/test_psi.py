@@ -25,7 +25,7 @@ EXACT = Exact(torch.tensor([[0.30, 0.05, 0.05], [0.02, 0.20, 0.08], [0.10, 0.05,
 )
 def test_a_single_word_has_its_distribution_in_any_number_of_steps(process: str, settings: dict[str, Any]) -> None:
     """The exact x_θ of one word is its distribution, at every time and whatever was drawn before."""
-    count, p = 20_000, [0.6, 0.3, 0.1]
+    count, p = 6000, [0.6, 0.3, 0.1]
     made = text_sampler("psi", steps=5, **settings).sample(on(constant(p), canvas(*[1] * count), process))
     agrees(torch.bincount(made.tokens[:, 0], minlength=3) / count, torch.tensor(p), count=count)
 
@@ -55,7 +55,7 @@ def with_uniform_noise(steps: int, eta: float) -> Tensor:
 
 @pytest.mark.parametrize("eta", [0.0, 0.4, 1.0])
 def test_samples_with_uniform_noise_have_the_enumerated_distribution(eta: float) -> None:
-    found, count = Enumeration(UniformConfig().build(VOCABULARY), LAWS["uniform"]), 20_000
+    found, count = Enumeration(UniformConfig().build(VOCABULARY), LAWS["uniform"]), 10_000
 
     def logits(tokens_AL: Tensor, t_A: Tensor, rows_A: Tensor, asked_AL: Tensor) -> Tensor:
         return found.output(tokens_AL, t_A)[asked_AL].float()
@@ -76,7 +76,7 @@ def test_enumerated_corrections_converge_to_the_distribution_of_the_texts() -> N
 @pytest.mark.parametrize(("kind", "eta"), [("cap", 0.3), ("rescale", 0.45)])
 def test_with_masks_it_is_remdm(kind: str, eta: float) -> None:
     """The distribution of ReMDM with σ ≤ 1 − α_s, by enumeration."""
-    steps, count = 4, 20_000
+    steps, count = 4, 10_000
     alpha = build().mask_schedule.alpha(torch.linspace(1, 0, steps + 1).double())
     largest = max_remask_ratio(alpha[:-1], alpha[1:])
     sigma = torch.minimum(largest.clamp_max(eta) if kind == "cap" else eta * largest, 1 - alpha[1:])
