@@ -151,7 +151,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project folder of its own: a copy of the checkout's configuration and notebooks, with empty data."""
+    """A project folder of its own: a copy of the checkout's configuration and notebooks, with empty data.
+
+    `--env=test` reads 40 of the pairs of sentences, because most of the time of its evaluation is that of all 480.
+    """
+    from mm_ldlm.extras.starter.corpus import generate_starter_sts
+
     root = tmp_path_factory.mktemp("workshop")
     for name in ("pyproject.toml", ".telemetry"):
         (root / name).symlink_to(PROJECT / name)
@@ -159,6 +164,10 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("conf", "notebooks"):
         shutil.copytree(PROJECT / name, root / name, ignore=shutil.ignore_patterns("local", ".ipynb_checkpoints"))
     (root / "conf" / "local").mkdir()
+    pairs = generate_starter_sts(seed=0, num_pairs=40)
+    (root / "pairs.csv").write_text("".join(f'"{p.sentence1}","{p.sentence2}",{p.score}\n' for p in pairs))
+    layer, few = root / "conf/test/parameters.yml", f"  sts:\n    sets: []\n    files: {{starter: {root}/pairs.csv}}\n"
+    layer.write_text(layer.read_text(encoding="utf-8").replace("  sts:\n", few), encoding="utf-8")
     return root
 
 

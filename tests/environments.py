@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 from kedro.framework.project import configure_project
+from kedro.framework.session import KedroSession
+from kedro.framework.startup import bootstrap_project
 
 from mm_ldlm.app.config_loader import LayeredConfigLoader, merge, parse_yaml
 from mm_ldlm.app.parameters import check_parameters
@@ -19,6 +21,18 @@ ENVIRONMENTS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir(
 def configured() -> None:
     """Make Kedro read `settings.py` and the pipelines; half a second, so once in a process."""
     configure_project("mm_ldlm")
+
+
+bootstrapped = functools.cache(bootstrap_project)
+"""Once per project: Kedro's settings loader takes half a second."""
+
+
+def run_in_process(root: Path, pipelines: list[str], nodes: list[str] | None = None, **runtime: Any) -> None:
+    """Run pipelines of the project in `root` with `--env=test`, by Kedro, but in this process."""
+    bootstrapped(root)
+    runtime = {"tracking": {"enabled": False}, **runtime}
+    with KedroSession.create(root, env="test", runtime_params=runtime) as session:
+        session.run(pipeline_names=pipelines, node_names=nodes)
 
 
 @functools.cache

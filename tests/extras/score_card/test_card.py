@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.data.corpus.examples import word_tokenizer
+from tests.environments import run_in_process
 from tests.inference import runs
 from tests.inference.runs import DIT, EXACT, MULTIMODAL, TEXT, WORD_TABLE, write_run
 from tests.toy.toy_component import ToyGeneration
@@ -267,9 +268,9 @@ def test_tables_have_a_cell_for_each_column_in_every_format(
     assert paper.count("{") == paper.count("}")
 
 
-def test_the_pipeline_writes_the_card_in_all_formats(finished: Path, run_kedro: Callable[..., Any]) -> None:
+def test_the_pipeline_writes_the_card_in_all_formats(finished: Path) -> None:
     here = finished / "data/test"
-    run_kedro("run", "--env=test", "--pipeline=score_card", "--params=score_card.runs.base=data/test/06_models/runs")
+    run_in_process(finished, ["score_card"], tracking={}, score_card={"runs": {"base": str(here / "06_models/runs")}})
     card = json.loads((here / "08_reporting/score_card.json").read_text())
     scores = json.loads((here / "08_reporting/metrics.json").read_text())
     (row,) = card["rows"]
