@@ -264,11 +264,11 @@ def test_a_full_or_forbidden_disk_is_explained(refuses: Any) -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with a link inside, one outside, and one that is a loop."""
+    """A folder with a link inside, one to a folder whose name begins alike, and one that is a loop."""
     root = tmp_path / "root"
     (root / "sub").mkdir(parents=True)
     (root / "inner").symlink_to("sub")
-    (root / "outer").symlink_to(tmp_path)
+    (root / "outer").symlink_to(tmp_path / "root-2")
     (root / "loop").symlink_to("loop")
     return root
 

@@ -263,3 +263,4 @@ def test_an_error_of_this_project_comes_before_those_of_other_ranks_whatever_the
     text, kind = explain(ended, tmp_path, since=0.0)
     assert kind == "StoreError"
     assert "rank 1 on b failed at step 3: ours" in text
+    assert explain(ended, tmp_path, since=100.0)[1] == "", "errors of an earlier launch explain nothing"

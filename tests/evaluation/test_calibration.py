@@ -141,6 +141,7 @@ def test_the_events_are_nested(source: str, text: str) -> None:
         ("The GIRL drew 3 horses", True),
         ("3 horses! drew the girl", True),
         ("The girl drew 4 horses.", False),
+        ("The girl drew 3 horses, horses.", False),
         ("The girl drew horses.", False),
         ("The girl never drew 3 horses.", False),
     ],

@@ -77,6 +77,10 @@ def test_search_infilling_editing_and_interpolation_agree(learned: MMLDLM) -> No
     found = learned.invert(latents, search=SearchConfig(candidates=3, rounds=1, lengths=2))
     assert list(found.texts) == TEXTS
     assert found.cosines.min() > 0.999
+    assert (
+        max(map(len, learned.invert(latents, length=2, search={"candidates": 4, "rounds": 4, "infill": 1.0}).tokens))
+        > 2
+    )
     assert learned.infill("w9 w10 [MASK] w12 [MASK] w14 w15", latents=latents[2]).texts[0] == TEXTS[2]
     assert learned.infill("w9 w10 [MASK] w12 [MASK] w14 w15").texts[0] == TEXTS[2]
     edited = learned.edit("w16 w2 w18 w5", targets=latents[3], strength=0.25)

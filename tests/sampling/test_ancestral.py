@@ -114,11 +114,12 @@ def test_ddpm_cache_evaluates_each_state_once_and_refuses_a_model_of_the_time() 
 
 def test_temperature_and_filters_apply_to_the_estimate_of_the_text() -> None:
     for process in PROCESSES:
-        certain, few = (
+        certain, few, plain = (
             reverse_process(on(context(), canvas(*[9] * 5), process), text_sampler("ancestral", steps=4, **settings))
-            for settings in ({"temperature": 0.0}, {"top_k": 1})
+            for settings in ({"temperature": 0.0}, {"top_k": 1}, {})
         )
         assert torch.equal(certain.tokens, few.tokens)
+        assert not torch.equal(certain.tokens, plain.tokens)
 
 
 def test_the_log_probability_of_a_token_is_that_of_its_word_and_0_for_noise() -> None:

@@ -74,6 +74,17 @@ def test_together_does_not_depend_on_its_batch_and_obeys_its_options():
         assert not torch.equal(other[0].tokens, run()[0].tokens) or not torch.equal(other[1].latents, run()[1].latents)
 
 
+def test_the_latent_has_the_marginal_of_every_time():
+    """Its estimate is always 0; noise that two steps share would add up."""
+    made, seen = denoiser(), []
+
+    def predict(tokens, t_text, z, t_latent, asked, previous):
+        return seen.append((float(z.std()), t_latent)) or (torch.zeros(int(asked.sum()), 10), torch.zeros_like(z))
+
+    together(replace(made, predict=predict), canvas(*[2] * 4000), rows(4000), steps=5, eta=1.0)
+    assert all(std == pytest.approx(float(made.schedule.scales(t)[1][0]), rel=0.04) for std, t in seen)
+
+
 def test_together_conditions_on_its_previous_estimate():
     received = []
     together(denoiser(received, self_condition=True), canvas(6), rows(1), steps=3)

@@ -98,12 +98,15 @@ def test_filters_keep_the_most_probable(values, top_p, top_k):
         assert logits[kept].min() >= logits[~kept].max()
     assert probabilities[kept].sum() - probabilities[kept].min() < top_p + 1e-9
     assert torch.isfinite(sharpen(logits, Draw(top_k=top_k))).sum() >= min(top_k, len(values))
+    assert torch.equal(
+        sharpen(logits, Draw(temperature=0.3, top_k=top_k, top_p=top_p)),
+        sharpen(sharpen(logits / 0.3, Draw(top_k=top_k)), Draw(top_p=top_p)),
+    )
 
 
 def test_sharpen_at_temperature_zero_leaves_only_the_argmax():
     log_probs = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.1, 0.3]]).log()
     assert sharpen(log_probs, Draw(temperature=0.0)).softmax(-1).tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
-    assert torch.isneginf(sharpen(log_probs, Draw(top_k=2))).sum() == 2
 
 
 # -- classifier-free guidance ------------------------------------------------------------------------------------------

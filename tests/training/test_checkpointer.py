@@ -125,6 +125,8 @@ def test_a_session_continues_its_run_another_one_or_none(saved: Path, tmp_path: 
     run, other = task.built(task.spec(), tmp_path), task.built(task.spec(run_name="other"), tmp_path)
     assert run.checkpointer.resume("auto", tmp_path) == run.checkpointer.resume("copy", tmp_path) == NAME
     assert run.checkpointer.resume("never", tmp_path) is None
+    run.checkpointer.process = dataclasses.replace(run.checkpointer.process, attempt=1)
+    assert run.checkpointer.resume("never", tmp_path) == NAME, "the launcher started the ranks again"
     assert other.checkpointer.resume("auto", tmp_path) is None
     assert other.checkpointer.resume(f"copy/checkpoints/{NAME}", tmp_path) == NAME
     assert other.learner.state.step == 4

@@ -17,6 +17,14 @@ CONFIG = GuardConfig(max_consecutive_skips=3, max_rollbacks=2, spike_window=32, 
 BAD = st.sampled_from([(math.nan, 1.0, []), (1.0, math.inf, []), (1.0, 1.0, [1]), (math.inf, math.nan, [0, 2])])
 
 
+def restored(guard: Guard) -> Guard:
+    """The guard of a session that continues this one's run."""
+    again = Guard(guard.config)
+    again.load(json.loads(json.dumps(guard.to_dict())))
+    assert vars(again) == vars(guard)
+    return again
+
+
 class Machine(RuleBasedStateMachine):
     """Non-finite steps skip, then roll back, then stop; ordinary steps are applied; a restored guard is the same."""
 
@@ -53,10 +61,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def saved_and_restored(self) -> None:
-        again = Guard(CONFIG)
-        again.load(json.loads(json.dumps(self.guard.to_dict())))
-        assert again.to_dict() == self.guard.to_dict()
-        self.guard = again
+        self.guard = restored(self.guard)
 
     @invariant()
     def no_bad_number_enters_the_window(self) -> None:
@@ -68,19 +73,20 @@ Machine.TestCase.settings = settings(max_examples=60, deadline=None)
 TestGuard = Machine.TestCase
 
 
-def steady(guard: Guard, count: int, *, kind: str = "a") -> None:
+def steady(guard: Guard, count: int, *, kind: str = "a", deviation: float = 0.01) -> None:
     draw = random.Random(0)
     for _ in range(count):
-        level = 1 + 0.01 * draw.gauss(0, 1)
+        level = 1 + deviation * draw.gauss(0, 1)
         assert guard.judge(kind=kind, loss=level, grad_norm=level, bad_ranks=[]).action == "apply"
 
 
 def test_a_spike_is_one_after_enough_steps_of_its_kind_only() -> None:
     guard = Guard(CONFIG)
     steady(guard, 40, kind="a")
-    saved, guard = guard.to_dict(), Guard(CONFIG)  # the window is that of the run, whatever its sessions
-    guard.load(json.loads(json.dumps(saved)))
+    guard = restored(guard)
     assert not guard.judge(kind="b", loss=100.0, grad_norm=1.0, bad_ranks=[]).spike
+    steady(guard, 40, kind="c", deviation=0.0)
+    assert not guard.judge(kind="c", loss=1.02, grad_norm=0.98, bad_ranks=[]).spike, "small against the level itself"
     for numbers, name in (((100.0, 1.0), "loss"), ((1.0, 100.0), "gradient norm")):
         verdict = guard.judge(kind="a", loss=numbers[0], grad_norm=numbers[1], bad_ranks=[])
         assert (verdict.action, verdict.spike) == ("apply", True)
@@ -93,7 +99,7 @@ def test_many_spikes_in_a_row_are_a_divergence(action: Any) -> None:
     steady(guard, 64)
     once = ["apply" if action == "log" else "skip"] * 3
     for first, expected in ((3, once), (6, [*once, "rollback"])):  # a step between them begins the count again
-        found = [guard.judge(kind="a", loss=10.0 ** (first + n), grad_norm=1.0, bad_ranks=[]).action
+        found = [(guard := restored(guard)).judge(kind="a", loss=10.0 ** (first + n), grad_norm=1.0, bad_ranks=[]).action
                  for n in range(len(expected))]  # fmt: skip
         assert found == expected
         steady(guard, 1)

@@ -114,9 +114,12 @@ def test_a_run_rolls_back_lowers_its_rate_and_continues_with_other_data(times: i
     guard = {"max_consecutive_skips": 2, "rollback_lr_factor": 0.5}
     run = task.built(task.spec(faulty(*faults), checkpoint={"every_steps": 3}, guard=guard), tmp_path)
     draws: list[int] = []
+    seconds: list[float] = []
     forward_backward = run.stepper.forward_backward
     run.stepper.forward_backward = lambda micros, *, draw, step: (  # type: ignore[method-assign]
-        draws.append(draw) or forward_backward(micros, draw=draw, step=step)
+        draws.append(draw)
+        or seconds.append(run.learner.state.seconds)
+        or forward_backward(micros, draw=draw, step=step)
     )
     at_three = []
     save = run.checkpointer.save
@@ -127,6 +130,7 @@ def test_a_run_rolls_back_lowers_its_rate_and_continues_with_other_data(times: i
     assert (state.rollbacks, state.lr_scale) == (times, 0.5**times)
     assert state.draw == state.step + 3 * times  # the three batches since the checkpoint are not seen again
     assert draws == list(range(state.draw)), "nor is their noise"
+    assert seconds == sorted(seconds), "the time of undone steps has passed"
     assert len(at_three) >= 2
 
 

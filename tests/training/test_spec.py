@@ -49,6 +49,7 @@ def test_a_plan_names_only_what_its_objective_reads(planned: Plan) -> None:
         ({"ema": {"decay": 0.5}}, False),
         ({"max_steps": 3}, False),
         ({"seed": 4}, False),
+        ({"init_from": "other"}, False),
         ({"model": {"depth": 3}}, False),
         ({"objective": {"kind": "multimodal", "mode": "l2t"}}, False),
     ],

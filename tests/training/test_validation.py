@@ -53,7 +53,7 @@ def test_the_batch_size_of_the_validation_changes_only_the_noise_of_its_batches(
 
 
 def test_a_text_costs_its_own_length(tmp_path: Path) -> None:
-    run = task.built(task.spec("text_diffusion", validate_every=1), tmp_path)
+    run = task.built(task.spec("text_diffusion", validate_every=1, validation_batch=5), tmp_path)
     length_n = torch.from_numpy(run.validate.plan.lengths)
     found, expected = [], []
     for logits_N in (torch.zeros(12), torch.arange(12.0)):
@@ -61,6 +61,8 @@ def test_a_text_costs_its_own_length(tmp_path: Path) -> None:
         found.append(run.validate(0)["nll"])
         expected.append(float(-logits_N.log_softmax(0)[length_n - 1].sum() / length_n.sum()))
     assert found[1] - found[0] == pytest.approx(expected[1] - expected[0], rel=1e-4)
+    run.validate.loader.fill = True
+    assert run.validate(0)["nll"] == pytest.approx(found[1], rel=1e-5), "what fills a batch costs nothing"
 
 
 def test_it_reads_a_fixed_part_of_the_examples(tmp_path: Path) -> None:

@@ -161,6 +161,12 @@ def test_pieces_are_short_and_lose_nothing(words: list[str], max_length: int, wh
     tokenizer, text = {"bert": BERT, "byte_level": BYTES}[which], " ".join(words)
     pieces = split_text(text, tokenizer, max_length=max_length)
     assert "".join(piece for piece, _ in pieces).replace(" ", "") == text.replace(" ", "")
+    joined = " ".join(piece for piece, _ in pieces).split()
+    assert all(
+        joined.count(word) >= words.count(word)  # only what exceeds a piece is divided
+        or max(len(tokenizer.spans(each)) for each in (word, f"x {word}")) > max_length
+        for word in words
+    )
     for piece, length in pieces:
         assert length == len(tokenizer.encode([piece])[0])
         assert length <= max_length or len(piece) == 1  # one character has several tokens

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.data.corpus.examples import jsonl
+from tests.data.corpus.examples import jsonl, text
 
 from mm_ldlm.core import ConfigurationError, parse
 from mm_ldlm.data.corpus.config import IngestionConfig
@@ -29,9 +29,12 @@ def limits(wrap: dict[str, Any] | None, **keys: Any) -> TokenizerConfig:
 
 
 def made(folder: Path, tokens: TokenizerConfig) -> tuple[ShardStore, dict[str, Any]]:
-    source = {"kind": "jsonl", **jsonl(folder, [{"text": text} for text in DOCUMENTS])}
+    sources = [
+        {"kind": "jsonl", "name": "json", **jsonl(folder, [{"text": document} for document in DOCUMENTS[::2]])},
+        {"kind": "text", "name": "lines", **text(folder, [{"text": document} for document in DOCUMENTS[1::2]])},
+    ]
     splits = {"validation": 0.3, "test": 0.2}
-    config = parse(IngestionConfig, {"sources": [source], "shard_rows": 8, "splits": splits}, at="ingestion")
+    config = parse(IngestionConfig, {"sources": sources, "shard_rows": 8, "splits": splits}, at="ingestion")
     records, _, report = ingest_wrapped(
         config, tokens, seed=0, workspace=folder / "records", quarantine=folder / "quarantine"
     )
@@ -47,14 +50,14 @@ def test_the_texts_have_every_token_of_the_documents_in_order(tmp_path: Path, wr
     rows = ShardStore.open(tmp_path / "tokens").table(slice(None)).to_pylist()
     id_of = {word: tokenizer.base.token_to_id(word) for word in wrap.values()}
     first, last = ([id_of[wrap[name]]] if name in wrap else [] for name in ("start", "end"))
-    for split in ("train", "validation", "test"):
+    for place in [(split, source) for split in ("train", "validation", "test") for source in ("json", "lines")]:
         joined = [row["input_ids"] for row, record in zip(rows, records.table(slice(None)).to_pylist(), strict=True)
-                  if record["split"] == split]  # fmt: skip
+                  if (record["split"], record["source"]) == place]  # fmt: skip
         assert all(len(ids) == 11 for ids in joined)
         assert all(ids[: len(first)] == first and ids[11 - len(last) :] == last for ids in joined)
         found = [index for ids in joined for index in ids[len(first) : 11 - len(last)]]
         documents = ShardStore.open(tmp_path / "records" / "documents").table(slice(None)).to_pylist()
-        texts = [row["text"] for row in documents if row["split"] == split]
+        texts = [row["text"] for row in documents if (row["split"], row["source"]) == place]
         own = tokenizer.encode(texts)
         expected = [index for ids in own for index in [*ids, *([id_of[wrap["separator"]]] if wrap else [])]]
         assert found == expected[: len(found)]

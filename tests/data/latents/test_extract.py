@@ -126,8 +126,9 @@ def test_an_extraction_killed_at_any_write_ends_with_the_same_bytes(
     assert content(workspace) == expected
 
 
+@pytest.mark.parametrize("engine", [{}, {"engine": ElsewhereConfig(), "processes": 0}], ids=["here", "elsewhere"])
 def test_what_is_finished_is_not_computed_again(
-    stored: ShardStore, expected: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: dict[str, Any], stored: ShardStore, expected: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "plain/part-000002.arrow").write_bytes(b"damaged")
     asked: list[str] = []
@@ -141,7 +142,7 @@ def test_what_is_finished_is_not_computed_again(
 
     monkeypatch.setattr(ToyEncoderConfig, "load", watched)
     for _ in range(2):
-        embedded(stored, tmp_path / "plain")
+        embedded(stored, tmp_path / "plain", **engine)
         assert asked == TEXTS[8:12]
         assert content(tmp_path / "plain") == expected
 

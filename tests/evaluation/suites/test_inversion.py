@@ -1,5 +1,6 @@
 """Metrics of inversion against the libraries that define them."""
 
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
+from mm_ldlm.data.held_out import read_sentences
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.suites.inversion import (
     bag_of_words,
@@ -19,6 +21,7 @@ from mm_ldlm.evaluation.suites.inversion import (
     by_length,
     score_rows,
     summarise,
+    sweep,
     token_set_f1,
 )
 
@@ -101,6 +104,16 @@ def test_every_sentence_is_in_one_bucket_of_length(texts: list[list[int]], edges
     ends = [(int(line["tokens"].split("–")[0]), int(line["tokens"].split("–")[-1])) for line in lines]
     assert all(a < b for (_, a), (b, _) in pairwise(ends))
     assert [line["rows"] for line in lines] == [sum(low <= len(text) <= high for text in texts) for low, high in ends]
+
+
+def test_equal_points_of_a_sweep_have_equal_numbers(run: Any) -> None:
+    inversion = run.given.config.inversion
+    equal = replace(inversion, sweep=(inversion.sweep[0], replace(inversion.sweep[0], label="again")))
+    one, other = sweep(
+        read_sentences(run.given.dataset, np.arange(5)),
+        replace(run.given, config=replace(run.given.config, inversion=equal)),
+    )
+    assert one["cosine"] == other["cosine"]
 
 
 def test_the_bag_of_words_recovers_words_that_the_latent_contains_linearly() -> None:

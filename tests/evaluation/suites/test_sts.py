@@ -73,6 +73,16 @@ def test_the_means_over_subsets_are_sentevals() -> None:
     assert "mean_spearman" not in score_encoder(sts_set(), encode, bootstrap=FEW).numbers
 
 
+def test_the_mean_of_two_subsets_is_surer_than_either() -> None:
+    pairs, names = sts_set(), ("one",) * 40 + ("two",) * 40
+    twice = StsSet("twice", pairs.first * 2, pairs.second * 2, np.tile(pairs.gold_N, 2), names)
+    one, mean = (
+        (found := score_encoder(each, encode, bootstrap=Bootstrap(400)).numbers[name])["high"] - found["low"]
+        for each, name in ((pairs, "spearman"), (twice, "mean_interval"))
+    )
+    assert mean == pytest.approx(one / 2**0.5, rel=0.15)
+
+
 def test_the_ratio_to_the_encoder_is_paired() -> None:
     pairs = sts_set()
     encoder = score_encoder(pairs, encode, bootstrap=FEW)

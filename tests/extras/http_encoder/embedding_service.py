@@ -91,7 +91,7 @@ class Service:
             return
         if fault is not None and fault[:3].isdecimal():
             status, _, after = fault.partition(" ")
-            sent = handler.headers.get("Authorization", "")
+            sent = handler.headers.get("Authorization", "").removeprefix("Bearer ")
             message = json.dumps({"error": {"message": f"no: {sent}\nsecond line"}}).encode()
             self.send(handler, int(status), message, {"Retry-After": after} if after else {})
             return

@@ -223,7 +223,7 @@ def test_the_key_is_sent_and_shown_nowhere(
     assert named.missing() is None
     encoder = load_encoder(named)
     assert all(headers["Authorization"] == f"Bearer {KEY}" for headers in service.headers)
-    service.fault = lambda number, texts: "401"  # the service repeats the header in its message
+    service.fault = lambda number, texts: "401"  # the service repeats the key in its message
     with pytest.raises(EncoderError) as refused:
         encoder.encode(TEXTS)
     assert KEY not in f"{refused.value} {named} {named.portable()} {encoder.located} {caplog.text}"
