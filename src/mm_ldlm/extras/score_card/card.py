@@ -203,11 +203,12 @@ def texts_of(
         EvaluationError: there are no data.
     """
     if config.texts is not None:
-        texts, ids = read_texts(config.texts, name="score_card.texts"), list[list[int]]()
+        texts, known = read_texts(config.texts, name="score_card.texts"), dict[str, Sequence[int]]()
         if dataset is not None and (wrap := wrap_of(dataset.tokens)) is not None:
             texts, ids = wrapped(texts, dataset.tokenizer, wrap, length=dataset.shape.max_length)
+            known = dict(zip(texts, ids, strict=True))
         chosen = sample_rows(np.arange(len(texts)), count or len(texts), seed=seed)
-        return [texts[row] for row in chosen], dict(zip(texts, ids, strict=False))
+        return [texts[row] for row in chosen], known
     if dataset is None:
         raise EvaluationError(
             "score_card.texts: expected a file of held-out texts, or data of this environment, found neither. Give a "
