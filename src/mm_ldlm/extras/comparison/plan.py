@@ -98,18 +98,20 @@ def plan(config: ComparisonConfig, loader: Any, project: Path) -> dict[str, Any]
     problems: list[str] = []
     for member in config.members:
         layers = environment_of(member, current=loader.layers()[1:], base=loader.base_env, above=config.layers_above)
+        where = f"comparison, member '{member.name}' (--env={layers})"
         try:
             for rate, seed in product(dict.fromkeys(config.learning_rates) or (None,), member.seeds or config.seeds):
                 place = folder / member.name / ("" if rate is None else f"lr-{rate:g}") / f"seed-{seed}"
                 params = params_of(member, seed, config.budget, loader.runtime_params or {}, results=place, rate=rate)
                 sessions.append(_session(member, seed, rate, layers, params, loader, project))
-                if rate is not None and not sessions[-1].parameters["training"]["validate_every"]:
-                    raise ConfigurationError(
-                        "parameter 'training.validate_every': expected a number of steps, because "
-                        "comparison.learning_rates are chosen by the validation loss, found 0. Set it."
-                    )
         except ConfigurationError as error:  # the other seeds would be refused for the same reasons
-            problems.append(f"comparison, member '{member.name}' (--env={layers}): {error}")
+            problems.append(f"{where}: {error}")
+            continue
+        if config.learning_rates and not sessions[-1].parameters["training"]["validate_every"]:
+            problems.append(
+                f"{where}: parameter 'training.validate_every': expected a number of steps, because "
+                "comparison.learning_rates are chosen by the validation loss, found 0. Set it."
+            )
     if problems:
         raise ConfigurationError("\n".join(problems))
     refuse_short_trainings(sessions)
