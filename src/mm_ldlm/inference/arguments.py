@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from mm_ldlm.core import SamplingError, check, foreign_code, parse_kind, show
-from mm_ldlm.data.latents.recognition import described, unit
+from mm_ldlm.data.latents.recognition import described
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.sampling.limits import Draws, Steps
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS
@@ -128,11 +128,6 @@ def vectors_of(values: Any, *, dim: int, name: str = "latents", count: int | Non
             f"{len(array)} vectors (rows {show(rows[:8].tolist(), 60)}). Remove these vectors."
         )
     return array
-
-
-def cosines_of(a_nd: npt.NDArray[Any], b_nd: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Compute the cosine (n,) of each vector to the one of the same row, in float64; 0 for a zero vector."""
-    return np.einsum("nd,nd->n", unit(a_nd), unit(b_nd))
 
 
 # --- samplers ---------------------------------------------------------------------------------------------------------

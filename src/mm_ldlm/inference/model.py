@@ -17,13 +17,12 @@ import torch
 
 from mm_ldlm.core import SamplingError, check, parse_kind, show
 from mm_ldlm.data.latents.normaliser import norms
-from mm_ldlm.data.latents.recognition import Signature, Verdict, known_encoders, recognise
+from mm_ldlm.data.latents.recognition import Signature, Verdict, cosines_of, known_encoders, recognise
 from mm_ldlm.inference.arguments import (
     MODEL,
     Floats,
     array_of,
     check_lengths,
-    cosines_of,
     is_column,
     listed,
     texts_of,

@@ -19,6 +19,7 @@ from tests.inference.runs import DIM as RUN_DIM
 from tests.inference.runs import write_run
 
 from mm_ldlm.core import EvaluationError, parse
+from mm_ldlm.data.latents.recognition import cosines_of
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.extras.audit import audit as room
 from mm_ldlm.extras.audit.audit import audit, strongest, sufficient_noise
@@ -28,7 +29,6 @@ from mm_ldlm.extras.audit.defences import adaptive, forms, nearest, pairs, recal
 from mm_ldlm.extras.audit.page import report
 from mm_ldlm.extras.audit.pipeline import create_pipeline
 from mm_ldlm.extras.audit.readable import Vocabulary, by_kind, by_length, compare, masked, most_readable, shares
-from mm_ldlm.inference.arguments import cosines_of
 
 DIM, ROWS = 24, 600
 BOOTSTRAP = Bootstrap(100)

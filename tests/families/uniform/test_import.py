@@ -10,6 +10,9 @@ from tests.extras.foreign_checkpoints.ddit import V
 from torch.nn.functional import one_hot
 
 from mm_ldlm import MMLDLM
+from mm_ldlm.families.uniform.trainers import DUO
+
+(THEIRS,) = DUO["when"]["parameterization"]
 
 
 @pytest.mark.parametrize(
@@ -17,7 +20,7 @@ from mm_ldlm import MMLDLM
     [
         (True, {"algo": {"name": "duo", "time_conditioning": True, "ignore_bos": False}}),
         (False, {"algo": {"name": "udlm", "time_conditioning": False, "ignore_bos": False}}),
-        (True, {"diffusion": "uniform", "parameterization": "d3pm", "guidance": None, "time_conditioning": True}),
+        (True, {"diffusion": "uniform", "parameterization": THEIRS, "guidance": None, "time_conditioning": True}),
         (True, {"model_type": "udlm", "cfg": False, "cfg_num_classes": -1, "time_conditioning": True}),
     ],
     ids=["Duo", "UNI-D2", "UDLM", "UDLM on the hub"],

@@ -299,3 +299,8 @@ def unit(raw_nd: npt.NDArray[Any]) -> Matrix:
     """Scale vectors to length 1; a vector of zeros stays one."""
     wide_nd = raw_nd.astype(np.float64)
     return np.asarray(wide_nd / np.maximum(np.linalg.norm(wide_nd, axis=1, keepdims=True), 1e-12))
+
+
+def cosines_of(a_nd: npt.NDArray[Any], b_nd: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Compute the cosine (n,) of each vector to the one of the same row, in float64; 0 for a zero vector."""
+    return np.einsum("nd,nd->n", unit(a_nd), unit(b_nd))

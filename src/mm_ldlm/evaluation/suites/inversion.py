@@ -18,12 +18,12 @@ import numpy as np
 import pandas as pd
 
 from mm_ldlm.data.held_out import Sentences, read_sentences, sample_rows, split_rows, texts_of_split
+from mm_ldlm.data.latents.recognition import cosines_of
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval, Statistic, mean_of_counts, ratio_of_counts
 from mm_ldlm.evaluation.calibration import right_texts
 from mm_ldlm.evaluation.report.inputs import described_sampler, examples
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Suite, of_samples, slug, token_rows, without_truth
 from mm_ldlm.evaluation.suites.generation import memorised, normal_form
-from mm_ldlm.inference.arguments import cosines_of
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 BLEU_COLUMNS = ("bleu_sys", "bleu_ref", *(f"bleu_c{n}" for n in range(1, 5)), *(f"bleu_t{n}" for n in range(1, 5)))

@@ -19,7 +19,7 @@ import pandas as pd
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.core.progress import shown
-from mm_ldlm.data.latents.recognition import unit
+from mm_ldlm.data.latents.recognition import cosines_of, unit
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.extras.audit.config import AuditConfig
 from mm_ldlm.extras.audit.defences import (
@@ -42,7 +42,6 @@ from mm_ldlm.extras.audit.readable import (
     shares,
 )
 from mm_ldlm.extras.audit.sources import Sample, sample
-from mm_ldlm.inference.arguments import cosines_of
 from mm_ldlm.inference.files import run_of
 
 if TYPE_CHECKING:

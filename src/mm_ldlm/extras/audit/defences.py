@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.data.latents.recognition import unit
+from mm_ldlm.data.latents.recognition import cosines_of, unit
 from mm_ldlm.extras.audit.config import AuditConfig
-from mm_ldlm.inference.arguments import cosines_of
 
 log = logging.getLogger(__name__)
 

@@ -176,7 +176,7 @@ class T2l(Task):
     inputs = ("sampling.rows", "sampling.t2l.files", "sampling.t2l.texts")
 
     def sample(self, model: MMLDLM, dataset: Dataset, *, seed: int) -> list[pd.DataFrame]:
-        from mm_ldlm.inference.arguments import cosines_of
+        from mm_ldlm.data.latents.recognition import cosines_of
 
         config, own, parts = self.sampling, self.sampling.t2l, []
         if config.rows:
