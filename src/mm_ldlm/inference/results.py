@@ -59,7 +59,7 @@ class Texts:
     samples: Ints | None = None
     """(n,) number of the text among those of its latent, from 0"""
     best: npt.NDArray[np.bool_] | None = None
-    """(n,) whether the text is the best of its latent: of the highest cosine, or log-probability without cosines"""
+    """(n,) whether the text is the best of its latent: of the highest cosine, or score without cosines (`invert`)"""
     fractions: Floats | None = None
     """(n,) position of an interpolated latent: 0 at the first of its pair, 1 at the second"""
     traces: tuple[Trace, ...] | None = field(default=None, repr=False)
