@@ -37,7 +37,7 @@ def kedro_run() -> click.Command:
 
 
 def main() -> None:
-    """Run a command; options without one are those of `run`, as for every packaged project of Kedro."""
+    """Run a command; without a command the options belong to `run`, as in every packaged Kedro project."""
     words = sys.argv[1:]
     if words and words[0].startswith("-") and words[0] not in ("--help", "--version"):
         words = ["run", *words]

@@ -1,1 +1,1 @@
-"""Application: Kedro catalog, hooks and configuration, the command line, and MLflow."""
+"""Application: Kedro catalog, hooks and configuration, and the command line."""

@@ -189,8 +189,8 @@ def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two layers of configuration without changing them; `upper` overrides `lower`.
 
     Mappings are merged key by key; all other values, including lists, are replaced. If `upper` changes the `kind` of a
-    mapping, it replaces the entire mapping, because a kind has exactly the keys that it reads and would refuse those of
-    the other kind.
+    mapping, it replaces the entire mapping, because a kind has exactly the keys that it reads and would refuse
+    the others.
     """
     merged = dict(lower)
     for key, value in upper.items():
@@ -226,7 +226,7 @@ def _log_once(line: str) -> None:  # Kedro reads the parameters several times in
 
 
 def parse_yaml(content: bytes, *, file: str) -> Any:
-    """Parse YAML, with the numbers of OmegaConf (1e-3 is one); the types are those of YAML's core, without Python's.
+    """Parse YAML, with the numbers of OmegaConf (1e-3 is one); the types are those of the YAML core schema.
 
     Raises:
         UnreadableConfiguration: it is not YAML in UTF-8, repeats a key, or has too many values once every alias is
@@ -247,7 +247,7 @@ _parsed = functools.lru_cache(maxsize=512)(parse_yaml)  # a comparison reads the
 
 
 def _size(node: Any, known: dict[int, int]) -> int:
-    """Count the values in a tree, those of an alias each time; `known` has the counts of mappings and lists by id."""
+    """Count the values in a tree, repeated for each alias; `known` has the counts of mappings and lists by id."""
     if not isinstance(node, yaml.CollectionNode):
         return 1
     if id(node) not in known:

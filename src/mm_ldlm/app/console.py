@@ -72,8 +72,8 @@ FORMATS = ("txt", "tsv", "csv", "jsonl", "parquet", "npy")
 VECTORS = ("Floats", "Embeddings")
 """Types of results whose answers are vectors"""
 RUN = (
-    f"A run, a checkpoint, a folder of runs or of data, of which the newest run is used, or {DEFAULT}, the model of "
-    f"the package. By default the newest run in the folder {RUNS}, or without one {DEFAULT}."
+    f"A run or a checkpoint; a folder of runs or of data, for its newest run; or {DEFAULT}, the model of the package. "
+    f"By default the newest run in the folder {RUNS}, or {DEFAULT} if there is none."
 )
 """Help of the run of a command"""
 COMMON = (
@@ -87,7 +87,7 @@ COMMON = (
     click.Option(["-o", "--output"], type=click.Path(), help="File of the results; by default standard output."),
     click.Option(
         ["--format"], type=click.Choice(FORMATS),
-        help="By default by the name of the output; without one npy for vectors, else txt, a line for each answer.",
+        help="By default from the name of the output; without one npy for vectors, else txt, a line for each answer.",
     ),
     click.Option(["--overwrite"], is_flag=True, help="Replace the output if it exists."),
 )  # fmt: skip

@@ -91,7 +91,7 @@ class SamplesDataset(TableDataset):
     """Parquet dataset of a table whose attributes (`DataFrame.attrs`) name the weights that made it.
 
     A table with the attribute `KEEP` was not requested. It is saved only if there is no table of the same checkpoint:
-    samples of an earlier checkpoint would otherwise be evaluated as those of the current one.
+    samples of an earlier checkpoint would otherwise be evaluated as the current ones.
 
     The vectors of the column `vectors`, if it is named, are also saved next to the table, as a `.npy` file (n, d)
     float32 that `sampling.l2t.files` reads; a table without rows has none.
@@ -107,7 +107,7 @@ class SamplesDataset(TableDataset):
         super().save(data)
         if self._vectors is None:
             return
-        self._path.with_suffix(".npy").unlink(missing_ok=True)  # those of an earlier table
+        self._path.with_suffix(".npy").unlink(missing_ok=True)  # of an earlier table
         if len(column := data[self._vectors]):
             buffer = io.BytesIO()
             np.save(buffer, np.stack([np.asarray(vector, dtype=np.float32) for vector in column]), allow_pickle=False)
@@ -182,7 +182,7 @@ class WorkspaceDataset(_AtPath):
 
 
 class FeaturesDataset(WorkspaceDataset):
-    """Dataset that loads as the folder of all stores of features; nodes open those of their configuration.
+    """Dataset that loads as the folder of all stores of features; nodes open the ones that their configuration needs.
 
     Models with other parameters share the folder, so the dataset never counts as existing: the node that makes the
     stores keeps those that are finished.

@@ -313,6 +313,6 @@ class ProjectHooks:
 
 
 def _mean_cosine(samples: Any) -> str:
-    """Describe the cosines of a table of samples, before its path; an empty text if it has none."""
+    """Describe the mean cosine of a table of samples; an empty text if the table has none."""
     cosines = samples.get("cosine", ())
     return f"mean cosine {sum(cosines) / len(cosines):.3f} of {len(cosines)} in " if len(cosines) else ""

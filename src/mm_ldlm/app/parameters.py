@@ -51,7 +51,7 @@ SECTIONS = Registry(
 )
 """Top-level key → the configuration that its mapping becomes, or the kinds that its key `kind` chooses from.
 
-A section may be absent where all its keys have defaults in code; those of families and extras are.
+A section may be absent where all its keys have defaults in code; the sections of families and extras may.
 """
 SCALARS = {"seed": Seed} | dict.fromkeys(("data", "results", "run", "sts", "texts"), str | None)
 """Top-level keys that are plain values. `data` (root of the data folder), `results` (the folder of everything that
@@ -70,12 +70,12 @@ CHECKS = Registry(
 
 
 def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse every section; return typed values by top-level key. With `run`, model and objective are those of the run.
+    """Parse every section; return typed values by top-level key. With `run`, model and objective come from the run.
 
     Raises:
         CheckpointError: `run` is not the path of a run or of one of its checkpoints.
         ConfigurationError: keys are unknown, missing or invalid; the message lists each by its full path, one per line,
-            and from the third on by the path alone.
+            and from the third on by the path only.
     """
     refuse_unwritable(parameters, at="")
     known = [*SECTIONS, *SCALARS]
@@ -106,7 +106,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_run(path: str, typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model and the objective of a run that is chosen by its path, in place of those of the parameters.
+    """Return the model and the objective of a run that is chosen by its path, in place of the configured ones.
 
     Raises:
         CheckpointError: there is no such run.
@@ -147,7 +147,7 @@ def check_machine(typed: Mapping[str, Any], *, read: Collection[str], unused: Co
 
     Args:
         read: the sections that the run reads.
-        unused: those of them whose devices and encoders the run does not use here.
+        unused: sections whose devices and encoders the run does not use here.
 
     Raises:
         ConfigurationError: something is missing; the message lists each with its parameter.
@@ -178,7 +178,7 @@ def _configurations(value: Any, at: str) -> Iterator[tuple[str, Any]]:
 
 
 def _problems(at: str, each: Any, *, used: bool) -> list[str]:
-    """List what this machine lacks for a configuration, whose class may be that of another package."""
+    """List what this machine lacks for a configuration, whose class may come from another package."""
     with foreign_code(lambda reason: ConfigurationError(
         f"parameter '{at}': its files and devices cannot be checked ({reason}). Correct the class of its kind."
     )):  # fmt: skip

@@ -14,7 +14,7 @@ from mm_ldlm.core.typed import DEEPEST
 _TOKEN = re.compile(r"""(?<=[\[{,:=])\s*(?:"(?:\\.|[^"\\])*"|'(?:''|[^'])*')|.""", re.DOTALL)
 """A quoted text where a value may begin, or one character"""
 EXAMPLE = "--params 'sampling.l2t.files=[a.npy,b.npy],reporting.title=\"a, b\"'"
-"""An option with a list and with a comma inside a text, for messages; the outer quotes are those of the shell."""
+"""An option with a list and with a comma inside a text, for messages; the outer quotes are for the shell."""
 
 
 def parse_params(text: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _value(text: str) -> Any:
 
 
 def nested(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Nest parameters whose keys may contain dots, as those of `--params` do: {"a.b": 1} becomes {"a": {"b": 1}}.
+    """Nest parameters whose keys may contain dots, as in `--params`: {"a.b": 1} becomes {"a": {"b": 1}}.
 
     Keys inside values are taken as they are, and may contain dots.
 

@@ -145,7 +145,7 @@ def progress_line(line: dict[str, Any], *, max_steps: int, smoothed: float | Non
 
 
 def sentence(line: dict[str, Any]) -> str:
-    """Format the event `preview`: a held-out sentence and what the model made of it, or a text from noise."""
+    """Format the event `preview`: a held-out sentence and its reconstruction, or a text from noise."""
     text = show(line["text"], _LONGEST_SENTENCE)
     if (original := line.get("original")) is None:
         return f"step {line['step']} writes from noise: {text}"

@@ -1,7 +1,7 @@
 """Requests of `MMLDLM` as the command line, the service and MLflow offer them: their help and their parameters.
 
-They are read from the source: importing a request would import torch, which takes longer than most refusals and every
-help.
+They are read from the source: importing a request would import torch, which takes longer than printing a help text
+or most refusals.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHARED = {
     "steps": "number of sampling steps; by default the sampler's.",
     "temperature": "temperature of the sampler; by default its own.",
     "sampler": "kind of the sampler; by default the model's.",
-    "too_long": "for texts of more tokens than are read: refuse or truncate.",
+    "too_long": "refuse or truncate texts that are too long.",
 }
 """Help of parameters that many requests have; others are explained under `Args:` in the docstring of the request"""
 

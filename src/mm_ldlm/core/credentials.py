@@ -21,7 +21,7 @@ _QUERY = re.compile(
     r"|sig|key)=)[^\s&;#'\"]+",
     re.IGNORECASE,
 )
-"""A value of the query of an address whose name is that of a credential."""
+"""A value of the query of an address with the name of a credential."""
 _HEADER = re.compile(r"\b(?P<name>(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 _NAME = (
     r"(?:password|passwd|passphrase|pwd|secret|token|credentials?|authorization|(?:api|access|private|secret)[_-]?key)"
@@ -45,12 +45,12 @@ def _masked(text: str) -> str:
 
 
 def holds_credentials(text: str) -> bool:
-    """Return whether an address in `text` contains a password or a token. A user alone (`ssh://git@host`) is none."""
+    """Return whether an address in `text` contains a password or a token; a user name (`ssh://git@host`) is neither."""
     return _masked(text) != re.sub(r"(?<=://)([^\s/@:]+)(?=@)", MASK, text)
 
 
 def mask_values(value: Any, *, key: str = "") -> Any:
-    """Mask the credentials in parameters: in every text, and the whole text of a key such as `password`."""
+    """Mask the credentials in parameters: in every text, and the entire text of a key such as `password`."""
     if isinstance(value, str):
         return MASK if value and _NAMES.search(key) else mask(value)
     if isinstance(value, Mapping):

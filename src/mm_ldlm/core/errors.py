@@ -18,8 +18,8 @@ def shorten(text: str, longest: int = LONGEST) -> str:
 class MMLDLMError(Exception):
     """Base of all errors raised on purpose; the message is written for the user.
 
-    The message is bounded here, whatever data it repeats. Bytes of a path that are not UTF-8 are escaped in it, so that
-    every terminal and log accepts it.
+    The length of the message is limited here, because it may repeat data. Bytes of a path that are not UTF-8 are
+    escaped, so that every terminal and log accepts the message.
     """
 
     def __str__(self) -> str:

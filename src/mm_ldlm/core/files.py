@@ -1,6 +1,6 @@
-"""Files: atomic writes, names that stay inside a folder, and one door to files that a person or another program made.
+"""Files: atomic writes, names that stay inside a folder, and `InputFile` for files that a person or a program made.
 
-`InputFile` is the door: it reads a regular file completely, within a limit, as bytes, text, lines or JSON, and refuses
+`InputFile` reads a regular file completely, within a limit, as bytes, text, lines or JSON, and refuses
 everything else in one form: what was expected, what was found, what to do. A pipe, a device or a socket is never
 opened, because reading it may never end.
 """
@@ -66,13 +66,13 @@ def json_document(cls: type[T]) -> type[T]:
 
 @dataclasses.dataclass(frozen=True)
 class InputFile:
-    """A file that a person or another program made, and the words and class of its refusal.
+    """A file that a person or another program made, with the text and class of its error.
 
     Attributes:
         path: where it is expected.
         remedy: what the user can do if it is missing or damaged.
         error: class of the refusal.
-        name: what the refusal calls the file; "" stands for its path.
+        name: name of the file in the error; "" stands for its path.
     """
 
     path: str | Path
@@ -170,7 +170,7 @@ def array_in(raw: bytes) -> npt.NDArray[Any]:
     """Read the array of numbers in the bytes of a `.npy` file; pickled objects are never loaded.
 
     Raises:
-        ValueError: they are not such a file, or their number differs from that of the header.
+        ValueError: they are not such a file, or their number differs from the header's.
     """
     from numpy.lib import format as npy
 
@@ -242,7 +242,7 @@ def new_directory(path: str | Path) -> Iterator[Path]:
     """Yield a temporary directory that is renamed to `path` when the block succeeds and removed when it fails.
 
     An existing `path` is replaced; between the two renames it does not exist for a moment. A folder has one writer at a
-    time, so temporary directories for this `path` are those of killed writers and are removed first. A link to a folder
+    time, so temporary directories for this `path` were left by killed writers and are removed first. A link to a folder
     stays, and that folder is replaced.
 
     Raises:

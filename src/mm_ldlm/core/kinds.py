@@ -53,7 +53,7 @@ def registered() -> dict[str, dict[str, EntryPoint]]:
 
 @dataclasses.dataclass(frozen=True)
 class Registry:
-    """Named components of one group: those of the core, of the families and extras, and of other packages.
+    """Named components of one group: from the core, the families and extras, and other packages.
 
     A component is imported when it is used. Another package registers its own under the entry-point group
     `mm_ldlm.GROUP`.

@@ -63,7 +63,7 @@ def duration(seconds: float) -> str:
 
 def nearest(name: Any, known: Iterable[str]) -> str:
     """Return " Did you mean '…'?" with the known name that is most like `name`; an empty text if none is, or if `name`
-    is no string. `name` itself is never proposed: a file of that name may be there, but of another type.
+    is not a string. `name` itself is never proposed: a file of that name may be there, but of another type.
     """
     if not isinstance(name, str):
         return ""

@@ -21,7 +21,7 @@ class _Lines(tqdm):
 
 
 def shown(items: Any = None, *, total: int | None = None, **options: Any) -> Any:
-    """Wrap an iterator, or count by `update`, with the options of tqdm; nothing is shown of the first seconds."""
+    """Wrap an iterator, or count by `update`, with the options of tqdm; nothing is shown in the first seconds."""
     if sys.stderr.isatty():
         return tqdm(items, total=total, delay=2.0, leave=False, **options)
     line = "{desc}: {n:,} {unit}" if total is None else "{desc}: {n:,} of {total:,} {unit}, {remaining} left"

@@ -1,4 +1,4 @@
-"""Typed parameters: the decorator `config`, the doors `parse`, `parse_kind` and `check`, and types of bounded numbers.
+"""Typed parameters: the decorator `config`, the functions `parse`, `parse_kind` and `check`, and bounded numbers.
 
 Every room defines its parameters next to the code that reads them, as a frozen dataclass made by `@config`. A mapping
 becomes such a type once, where it enters, and is trusted below. In a mapping, a single value where a list of any length

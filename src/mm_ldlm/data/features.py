@@ -224,8 +224,8 @@ def fit_all(
 ) -> Normalisers:
     """Fit the normalisers of the features that have one, on the valid training examples.
 
-    The ranges of those with one row for each record are those of the validation split. Vectors of an encoder have a
-    signature as well.
+    Features with one row for each record also get a range, from the validation split, and vectors of an encoder a
+    signature.
     """
     found = Normalisers()
     train, validation = (split_column(index, split, "row") for split in ("train", "validation"))

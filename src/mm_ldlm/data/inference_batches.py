@@ -38,7 +38,7 @@ def batches_by_length(
 def lanes_of(device: torch.device | str, *, threads: int | None = None) -> int:
     """Return how many batches to compute at a time: on a CPU one per `threads` cores, on other devices one.
 
-    `threads` are those of one batch; None is torch's number of threads. Operations on small batches gain little from
+    `threads` is the number of threads of one batch; None is torch's. Operations on small batches gain little from
     a second thread, but matrix products release Python's lock.
     """
     if torch.device(device).type != "cpu":

@@ -34,7 +34,7 @@ class Vocabulary:
 
     @property
     def first_noise_id(self) -> int:
-        """The id after those of the tokenizer."""
+        """The first id after the ids of the tokenizer."""
         return max(self.vocab_size, self.pad_id + 1, self.mask_id + 1)
 
     @property
@@ -44,7 +44,7 @@ class Vocabulary:
 
 
 class TextProcessConfig(Protocol):
-    """A text process as parameters; see `TEXT_PROCESSES`. The defaults are those of most processes.
+    """A text process as parameters; see `TEXT_PROCESSES`. The defaults fit most processes.
 
     Its properties decide which samplers fit the process, before there are data.
     """
@@ -74,7 +74,7 @@ class TextProcessConfig(Protocol):
 class TextProcess(nn.Module, ABC):
     """A noising process q(x_t | x_0) over the tokens of a text, and its reverse.
 
-    Pads are never corrupted, never scored and never drawn. The defaults are those of a process whose noise is [MASK].
+    Pads are never corrupted, never scored and never drawn. The defaults fit a process whose noise is [MASK].
     A process may have parameters, or a schedule with parameters: the objective that builds it holds them.
     """
 

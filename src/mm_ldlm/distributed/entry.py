@@ -21,7 +21,7 @@ def die_with_parent(parent: int | None = None) -> None:
     """Ask the kernel for SIGTERM when the parent ends (Linux), and end now if that has already happened.
 
     Args:
-        parent: process id that the parent has; None: that of the present parent.
+        parent: process id that the parent has; None: the id of the present parent.
     """
     parent = os.getppid() if parent is None else parent
     if sys.platform == "linux":

@@ -193,4 +193,4 @@ def _ended(rank: int, item: Any, log_directory: Path) -> str:
         return f"rank {rank} was ended by {name} from outside.{hint} (log: {log})"
     lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
     last = f"; the last line of its log is: {lines[-1].strip()}" if lines else ""
-    return f"rank {rank} ended with exit code {item.exitcode} without an error of its own{last} (log: {log})"
+    return f"rank {rank} ended with exit code {item.exitcode} without recording an error{last} (log: {log})"

@@ -62,7 +62,7 @@ class RanksConfig(HostsConfig):
 
 @config
 class LaunchConfig(RanksConfig):
-    """A launch on this host. Its number is not a parameter, because the parameters are those of all hosts.
+    """A launch on this host. Its number is not a parameter, because all hosts have the same parameters.
 
     Attributes:
         node_rank: number of this host, 0 for the first of several.
@@ -72,7 +72,7 @@ class LaunchConfig(RanksConfig):
 
 
 def with_environment(config: RanksConfig) -> LaunchConfig:
-    """Replace settings by those of MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and NPROC_PER_NODE."""
+    """Replace settings by the values of MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and NPROC_PER_NODE."""
     found = environment.hosts()
     nodes = found.nodes or config.nodes
     rendezvous = found.endpoint if found.endpoint is not None and nodes > 1 else config.rendezvous
@@ -85,7 +85,7 @@ def check_number(config: LaunchConfig) -> None:
     """Check that it is known which host is the first, before the hosts write anything.
 
     Raises:
-        ConfigurationError: one of several hosts has no number of its own, or the only one is not the first.
+        ConfigurationError: one of several hosts has no number, or the only one is not the first.
     """
     number = config.node_rank
     if not (number in (None, 0) if config.nodes == 1 else number is not None and 0 <= number < config.nodes):

@@ -89,7 +89,7 @@ class Bootstrap:
         return {"value": float(value), "low": float(low), "high": float(high), "level": self.level}
 
     def of(self, statistic: Statistic, items: int, *, value: float | None = None) -> Interval:
-        """Compute a statistic with its interval; `value` is that of the items themselves, if it is known."""
+        """Compute a statistic with its interval; `value` is the statistic of the items themselves, if it is known."""
         value = float(statistic(np.ones((1, items)))[0]) if value is None else value
         return self.interval(value, self.replicates_of(statistic, items))
 

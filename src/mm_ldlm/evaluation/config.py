@@ -122,7 +122,7 @@ class StsConfig:
 
     @property
     def sources(self) -> tuple[StsSource, ...]:
-        """All sets, those of `files` last."""
+        """All sets, with the ones of `files` last."""
         return (*self.sets, *(StsSource(format="stsb", name=name, path=path) for name, path in self.files.items()))
 
     def input_files(self) -> Iterator[tuple[str, str]]:
@@ -212,7 +212,7 @@ class CalibrationConfig:
 
     Attributes:
         sentences: number of sentences of the validation split that the probabilities are fitted on; 0 disables it.
-        threshold: probability from which on the report counts a text as vouched for.
+        threshold: probability from which on a text counts as `vouched` in the metrics.
         bins: number of bins of the calibration error and of the reliability diagram.
     """
 

@@ -101,7 +101,7 @@ class StsSource:
 
 
 def load_sts(source: StsSource, *, seed: int = 0) -> StsSet:
-    """Read one set from its source; `seed` is that of generated sets.
+    """Read one set from its source; `seed` is for generated sets.
 
     Raises:
         EvaluationError: a file is missing or unreadable, a line is malformed, or a subset is missing.

@@ -68,7 +68,7 @@ class MMLDLM(LoadedModel):
 
         Args:
             revision: branch, tag or commit on the hub.
-            options: those of `from_run`.
+            options: as of `from_run`.
 
         Raises:
             CheckpointError: there is no such folder or repository, or a file is missing or damaged.

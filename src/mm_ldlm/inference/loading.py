@@ -73,7 +73,7 @@ class Parts:
     encoder: str = ""
     """Name of that encoder"""
     load_own: Callable[[], Any] | None = None
-    """Loads the encoder of the training, which re-embeds texts if the latents are those of another, with an adapter"""
+    """Loads the encoder of the training, which re-embeds texts if an adapter reads the latents of another encoder"""
     no_encoder: str = "this model was built without one."
     """Why there is none, for messages"""
     checkpoint: Path | None = None
@@ -196,7 +196,7 @@ def root_of(config: Mapping[str, Any], stores: Path) -> TrainableRoot:
 
 
 def refuse_other_data(parts: Parts, fingerprints: Mapping[str, str]) -> None:
-    """Refuse a run whose vocabulary or encoder differ from those of the data that it is to be used on.
+    """Refuse a run whose vocabulary or encoder differs from the data's.
 
     Args:
         fingerprints: of the dataset, by the name of the store.

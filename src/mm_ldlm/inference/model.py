@@ -50,7 +50,7 @@ _WARNED: collections.deque[str] = collections.deque(maxlen=256)
 HARMFUL = 0.05
 """Length of noise, or of rounding errors, relative to the latents, from which on a warning states it"""
 FARTHEST = 1e6
-"""Largest standardised coordinate of a latent; those of training data have a standard deviation of about 1"""
+"""Largest standardised coordinate of a latent; training data have a standard deviation of about 1"""
 
 Request = TypeVar("Request", bound=Callable[..., Any])
 READ = "it reads them as [UNK]"
@@ -101,7 +101,7 @@ class LoadedModel:
             audit of altered vectors needs it.
 
     Args:
-        encoder: the encoder that made the latents; None loads that of the run when it is first needed.
+        encoder: the encoder that made the latents; None loads the run's when it is first needed.
         batch_tokens: None chooses it by the device and the size of the vocabulary. A CPU computes a batch on each core
             (docs/configuration.md, OMP_NUM_THREADS).
     """
@@ -177,7 +177,7 @@ class LoadedModel:
         """Encoder that made the latents.
 
         Raises:
-            SamplingError: there is no encoder, or the dimension of its vectors differs from that of the latents.
+            SamplingError: there is no encoder, or the dimension of its vectors differs from the latents'.
         """
         dim = self.dim
         if self._encoder is None and self.parts.load_encoder is not None:

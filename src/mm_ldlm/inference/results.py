@@ -46,18 +46,18 @@ class Texts:
     p_up_to_case: Floats | None = None
     """(n,) probability that it is exact up to case"""
     p_content_words: Floats | None = None
-    """(n,) probability that its content words are those of its source"""
+    """(n,) probability that its content words equal the source's"""
     latents: Floats | None = field(default=None, repr=False)
     """(n, d) raw latents of the texts: the condition, or generated with the text"""
     latent_norms: Floats | None = field(default=None, repr=False)
-    """(n,) root mean square of the standardised coordinates of each latent: about 1 for latents like those of training
+    """(n,) root mean square of the standardised coordinates of each latent: about 1 for latents like the training data
     (`Normaliser.typical` is their range); None without latents"""
     unknown: Floats | None = field(default=None, repr=False)
     """(n,) fraction of the tokens of each source that are [UNK]; None without sources"""
     rows: Ints | None = None
     """(n,) latent, or pair of latents, of the request that each text was written for, where each has several texts"""
     samples: Ints | None = None
-    """(n,) number of the text among those of its latent, from 0"""
+    """(n,) number of the text among the texts of its latent, from 0"""
     best: npt.NDArray[np.bool_] | None = None
     """(n,) whether the text is the best of its latent: of the highest cosine, or score without cosines (`invert`)"""
     fractions: Floats | None = None

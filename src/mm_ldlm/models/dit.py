@@ -65,7 +65,7 @@ class TextTransformer(nn.Module):
         super().__init__()
         self.config, self.shape = config, shape
         self.text_embedding = tag(TokenTable(shape.num_ids, config.dim), "text_embedding", input=True)
-        # RoPE alone cannot distinguish the positions of a canvas of masks, whose values are all the same.
+        # RoPE by itself cannot distinguish the positions of a canvas of masks, whose values are all the same.
         self.positions = tag(TokenTable(shape.max_length, config.dim), "text_embedding", input=True)
         self.time = tag(Conditioner(TIME_FEATURES, config.condition_dim), "conditioning")
         blocks = (Block(config, cross=index in cross_attention) for index in range(config.depth))

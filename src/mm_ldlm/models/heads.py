@@ -112,7 +112,7 @@ class LengthPrior(nn.Module):
 
 
 def mean_features(x_BLD: Tensor, valid_BL: Tensor | None) -> Tensor:
-    """Average the normalised hidden states of the real tokens of each text, (B, D) float32; 0 for padding alone."""
+    """Average the normalised hidden states of the real tokens of each text, (B, D) float32; 0 if all are padding."""
     x_BLD = F.layer_norm(x_BLD.float(), x_BLD.shape[-1:], eps=EPSILON)
     if valid_BL is None:
         return x_BLD.mean(dim=1)

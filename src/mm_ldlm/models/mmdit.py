@@ -28,7 +28,7 @@ INITIAL_STD = 0.1
 
 @config
 class MMDiTOptions(ModulatedOptions):
-    """Options of every MMDiT, whatever its modality.
+    """Options of an MMDiT for any second modality.
 
     Attributes:
         length_hidden_dim: dimension of the length head's two hidden layers; `dim` if None. A short training needs a
@@ -244,7 +244,7 @@ class MMDiT(nn.Module):
 
     @property
     def _table_dim(self) -> int | None:
-        """Dimension of the token vectors if they are the encoder's; None if it is that of the model."""
+        """Dimension of the token vectors if they are the encoder's; None if it equals the model's."""
         return self.shape.dim(self.field) if self.config.token_vectors == "encoder" else None
 
     def make_text_embedding(self) -> Any:
@@ -294,12 +294,12 @@ class MMDiT(nn.Module):
             null_text_B: true where the text is replaced by one learned null token, which hides its length too.
             length_latents_Bd: input of the length head (clean latents while the trunk reads noised ones); `latents_Bd`
                 if None.
-            null_length_B: `null_latent_B` for the length head alone; `null_latent_B` if None.
+            null_length_B: `null_latent_B` for the length head only; `null_latent_B` if None.
             self_condition_Bd: the previous x_0 estimate, if the model was configured to read it; zeros if None.
             logits_at: (B, L) bool; the vocabulary head is computed at these M positions only and returns (M, V), in
                 row-major order.
             heads: the heads to compute; the outputs of the others are None.
-            text: further arguments of the text embedding; with `token_probs_BLV`, the tokens mark pads and masks alone.
+            text: further arguments of the text embedding; with `token_probs_BLV`, the tokens only mark pads and masks.
         """
         latents_Bd = latents_Bd.float()
         length_logits = None

@@ -1,6 +1,6 @@
 """Parts of a model: tags on modules, by which parameters are frozen, counted and reported; and their freezing.
 
-The tag of a module applies to all modules below it that have no tag of their own. Names of parameters are never
+The tag of a module applies to all modules below it that have no tag themselves. Names of parameters are never
 matched, because wrappers change them. Tags survive DDP, FSDP2, `torch.compile` and a move between devices. Every model
 chooses its own parts.
 """
@@ -128,4 +128,4 @@ class FreezingSnapshot:
                 faults.append(f"{name} ({part}) was {was} at the start and is {now} now")
         if faults:
             shown = "\n  ".join(faults[:10]) + (f"\n  … and {len(faults) - 10} more" if len(faults) > 10 else "")
-            raise FreezingError(f"{len(faults)} faults: parameters are not trained or frozen as configured:\n  {shown}")
+            raise FreezingError(f"{len(faults)} parameter(s) not trained or frozen as configured:\n  {shown}")

@@ -79,8 +79,8 @@ class Objective(nn.Module, ABC):
     """Objective of training: the losses of a batch. Subclasses define `weights`, `units`, `forward` and
     `generative_model`, and override the rest where they differ.
 
-    Parameters of an objective, of its process and of its schedules are trained, averaged and saved with those of the
-    model. Other state that a resumed run needs belongs in persistent buffers.
+    Parameters of an objective, of its process and of its schedules are trained, averaged and saved with the model's.
+    Other state that a resumed run needs belongs in persistent buffers.
 
     Attributes:
         fields: fields of a batch that the objective reads.

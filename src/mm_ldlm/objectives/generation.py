@@ -40,7 +40,7 @@ class GenerativeModel:
 
     Subclasses implement the methods that the run's capabilities promise; families add methods for their own uses. A
     canvas contains token ids and pads; `open_BL` marks the positions to be written. A latent is a standardised value of
-    the Gaussian modality, whatever that is.
+    the Gaussian modality of the model.
 
     * `default_sampler(*, conditional)`: the configuration of the default text sampler.
     * `write(canvas_BL, open_BL, *, latents_Bd, sampler, generator) -> TextSample`: write the open positions of each

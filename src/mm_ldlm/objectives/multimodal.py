@@ -6,7 +6,7 @@ text → latent → text: the latent is the estimate of x_0 from the clean text 
 pass. The second pass predicts the noised text given this estimate, in the place of the encoder's latent. Gradients
 reach both passes; nothing is sampled.
 
-latent → text → latent: the first pass predicts every token from the latent and a text of noise alone (t = 1). The
+latent → text → latent: the first pass predicts every token from the latent and a text that is pure noise (t = 1). The
 second pass reads the expected embedding of each position under these distributions, and estimates x_0 from pure noise.
 Gradients reach both passes. The expected embedding is a relaxation: the model never reads it in sampling, and the
 distributions of the positions are independent, because a single pass predicts them.
@@ -91,7 +91,7 @@ def latent_cycle(
     """Compute the mean squared error of latent → text → latent: its sum over examples, and their number."""
     x0_Bd, valid_BL, shape = batch.fields[objective.modality.field], batch.valid_BL, objective.shape
     ones_B = torch.ones(len(x0_Bd), device=x0_Bd.device)
-    # The noise replaces every token, so that the distributions depend on the latent and the length alone.
+    # The noise replaces every token, so that the distributions depend only on the latent and the length.
     noisy_BL = objective.process.prior(batch.tokens_BL, valid_BL, generator.fork("prior"))
     logits_BLV = model(
         noisy_BL, valid_BL=valid_BL, t_text_B=ones_B, latents_Bd=x0_Bd, t_latent_B=torch.zeros_like(ones_B),
@@ -206,7 +206,7 @@ class MultimodalConfig(ModalityOptions):
 
     @property
     def length_in_every_step(self) -> bool:  # type: ignore[override]
-        """`mixed` trains the length head in every step, `t2l` alone freezes it."""
+        """`mixed` trains the length head in every step, only `t2l` freezes it."""
         return self.mode == "mixed"
 
     @property
@@ -265,7 +265,7 @@ class MultimodalConfig(ModalityOptions):
 
 
 def require_no_stores(objective: Any) -> None:
-    """Raise ConfigurationError if the text process is made from stores, which this objective has none of."""
+    """Raise ConfigurationError if the text process is made from stores, which this objective does not have."""
     if objective.process.stores:
         raise ConfigurationError(
             f"parameter 'objective.process.kind' is {objective.process.kind!r}, which is made from the stores "

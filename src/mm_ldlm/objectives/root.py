@@ -18,7 +18,7 @@ from mm_ldlm.objectives.base import Batch, Losses, Objective
 class TrainableRoot(nn.Module):
     """Module of the model and the objective; its forward pass returns the losses of one micro-batch.
 
-    Parameters of the objective, of its process and of its schedules without a part of their own belong to the part
+    Parameters of the objective, of its process and of its schedules without a tagged part belong to the part
     "objective".
     """
 
@@ -42,9 +42,9 @@ class TrainableRoot(nn.Module):
         for path, module in self.named_modules():
             if hidden := sorted(name for name in module._modules if hasattr(type(module), name)):
                 raise ConfigurationError(
-                    f"expected attributes of their own for the modules in {path}, found {', '.join(hidden)} hidden by "
-                    f"a class attribute of {type(module).__name__}, which is read in its place. Rename the modules; a "
-                    "property may return them."
+                    f"expected names of modules in {path} that no class attribute has, found {', '.join(hidden)}, "
+                    f"which {type(module).__name__} also has as a class attribute. Rename the modules; a property may "
+                    "return them."
                 )
 
     def call_as(self, model: nn.Module) -> None:

@@ -86,7 +86,7 @@ class TextDiffusion(Objective):
     def predict(
         self, model: Any, batch: Batch, noisy: NoisyTexts, generator: RowGenerator
     ) -> tuple[ScoredTokens, Losses]:  # fmt: skip
-        """Call the model on corrupted texts; return the losses of their tokens, and those of their lengths."""
+        """Call the model on corrupted texts; return the losses of tokens and lengths."""
         logits, length_logits = model(
             noisy.tokens_BL, valid_BL=batch.valid_BL, t_B=noisy.t_B,
             logits_at=noisy.logits_at(fixed_shapes=self.fixed_shapes), **self.condition(batch, generator),

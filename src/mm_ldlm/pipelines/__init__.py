@@ -2,7 +2,7 @@
 
 Nothing is computed here. A node is a pure function of its arguments, without catalog, environment or path literals; its
 parameters arrive typed (`app.parameters`), and heavy packages are imported inside its body. The types of parameters are
-imported for type checkers only: Kedro converts the parameters itself where it can resolve their types. Pipelines do not
+imported for type checkers only, because Kedro would convert parameters whose types it can resolve. Pipelines do not
 import one another. The name of a pipeline is the tag and the namespace of its nodes (`training.plan_training`); its
 datasets have no prefix, because they connect the pipelines.
 """

@@ -34,7 +34,7 @@ def collect_metrics(
     """Collect all headline numbers in one flat mapping, with the weights that they belong to ("made_by").
 
     Raises:
-        EvaluationError: a suite evaluated other weights than those of the run.
+        EvaluationError: a suite evaluated other weights than the run has.
     """
     from mm_ldlm.training.checkpoints import folder as checkpoints
 
@@ -186,5 +186,5 @@ def create_pipeline() -> Pipeline:
 
 
 def _named(names: list[str]) -> dict[str, str]:
-    """Use the names of the catalog as those of the arguments."""
+    """Use the names of the catalog as the names of the arguments."""
     return {name: name for name in names}

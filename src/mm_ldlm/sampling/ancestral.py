@@ -159,7 +159,7 @@ def reverse_step(
     generator: RowGenerator,
     draw: Draw,
 ) -> TextSample:
-    """Write x_s at the scored positions by one reverse step from t to s; `generator` is that of all steps.
+    """Write x_s at the scored positions by one reverse step from t to s; all steps share `generator`.
 
     `output_MV` is the model's output. It is read only if it is scores and `draw` leaves x_θ as it is.
     """

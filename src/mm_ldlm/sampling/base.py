@@ -114,7 +114,7 @@ def require_fit(sampler: Any, canvas: Canvas) -> None:
 
 
 def unfit(kind: str, needs: str, process: TextProcessConfig | None, *, instead: str = "'ancestral'") -> str:
-    """Explain that a sampler needs another process than that of the model."""
+    """Explain that a sampler needs another process than the model's."""
     found = (
         "this model has no diffusion process" if process is None else f"this model was trained with '{process.kind}'"
     )

@@ -29,7 +29,7 @@ Counts = Literal["linear", "cosine"]
 
 @config
 class OrderedSampler(UnmaskingSampler):
-    """Base of the samplers that keep a fixed number of tokens in each step, those of the highest scores.
+    """Base of the samplers that keep a fixed number of tokens in each step: the tokens with the highest scores.
 
     Attributes:
         timestep: the timestep that the model receives.
@@ -88,7 +88,7 @@ class MarginConfig(OrderedSampler):
     kind: str = "margin"
 
     def score(self, denoise: TextDenoiser, state: State, prediction: Prediction) -> Tensor:
-        """Return the probability of the best token minus that of the second."""
+        """Return the margin between the probabilities of the best and the second token."""
         best_M2 = prediction.log_x0.topk(2, dim=-1).values.exp()
         return prediction.spread(best_M2[:, 0] - best_M2[:, 1])
 

@@ -111,7 +111,7 @@ class Drafts(NamedTuple):
     log_probs: Tensor
     """(..., L) log-probability of each token when it was unmasked"""
     writable: Tensor
-    """(..., L) bool: each candidate has its own, because those of one target may differ in length"""
+    """(..., L) bool: each candidate has its own, because candidates of one target may differ in length"""
     cosines: Tensor
     """(...,) cosine to the target"""
 

@@ -79,7 +79,7 @@ def build(spec: TrainingSpec, *, root: Path, data: Data, process: Process, track
 
 
 def trainable_root(spec: TrainingSpec, data: Data, *, root: Path, tracker: Tracker) -> TrainableRoot:
-    """Build model and objective with their initial values or those of `init_from`, and freeze the frozen parts."""
+    """Build model and objective with initial values or the weights of `init_from`, and freeze the frozen parts."""
     generator = torch.Generator().manual_seed(step_seed(spec.seed, 0, "model"))
     stores = {name: torch.from_numpy(value) for name, value in data.stores.items()}
     trainable = build_root(

@@ -128,7 +128,7 @@ class Checkpointer:
     # -- restore ----------------------------------------------------------------------------------------------------
 
     def resume(self, origin: str, root: Path) -> str | None:
-        """Restore the newest checkpoint of the run, else that of `training.resume`; return its name, None for none.
+        """Restore the newest checkpoint of the run, else the one of `training.resume`; return its name, None for none.
 
         `never` counts only before a rank was lost. An incomplete checkpoint is refused, not passed over.
         """

@@ -201,7 +201,7 @@ class TrainingConfig:
         max_minutes: end the run with a checkpoint after this many minutes of training; null: no limit.
         log_every, diagnose_every, validate_every: intervals in steps; 0 disables the last two.
         validation_examples: number of examples of the validation split that a validation loss is averaged over.
-        validation_batch: examples in a batch of the validation, over all processes; null: batches like those of
+        validation_batch: examples in a batch of the validation, over all processes; null: like the batches of
             training.
         show_every_seconds: show a sentence that the model rebuilds, or writes from noise, about every so many seconds;
             null: never. A model that is sharded over ranks (fsdp) shows none.

@@ -83,7 +83,7 @@ class Learner:
         """Restore `tensors()` and `numbers()` of the checkpoint `path`. Every rank must call it.
 
         Raises:
-            CheckpointError: they are those of another model, do not belong together, or are not finite.
+            CheckpointError: they belong to another model, do not belong together, or are not finite.
         """
         buffers = persistent_buffers(self.root).keys()
         for name, held in tensors.items():

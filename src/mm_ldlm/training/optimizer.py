@@ -85,7 +85,7 @@ class Optimization:
             )  # fmt: skip
 
     def set_lr(self, step: int, *, scale: float) -> float:
-        """Set the learning rate of every group for the update of `step`; return that of AdamW."""
+        """Set the learning rate of every group for the update of `step`; return the learning rate of AdamW."""
         factor = learning_rate_factor(self.config, step=step, max_steps=self.max_steps) * scale
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:

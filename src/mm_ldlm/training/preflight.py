@@ -126,7 +126,7 @@ def dry_step(run: Run) -> Check:
 
 
 def _agreed(checks: list[Check]) -> list[Check]:
-    """Combine the checks of all ranks: those of this rank, replaced by the first failing one of any rank."""
+    """Combine the checks of all ranks: this rank's, replaced by the first failing one of any rank."""
     found = []
     for mine, *everyone in zip(checks, *collectives.gather(checks), strict=True):
         named = [dataclasses.replace(each, name=f"{each.name} (rank {rank})") for rank, each in enumerate(everyone)]

@@ -103,7 +103,7 @@ class Status:
     """State of a run: running, finished, stopped (the same command resumes it), failed or absent.
 
     Attributes:
-        metrics: those of the newest checkpoint.
+        metrics: of the newest checkpoint.
         reason: text of the error of a failed run.
         launch: the launch that failed by an error that would recur; "" for others.
         seconds: seconds of training of a run that has ended; None: not recorded, and its time limit counts as reached.

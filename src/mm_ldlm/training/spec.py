@@ -137,7 +137,7 @@ def plan(
 
 
 def _resolved(training: TrainingConfig, dataset: Dataset, *, seed: int) -> TrainingConfig:
-    """Replace the size of the batch by that of the global batch, and `max_steps` by the steps that all limits allow.
+    """Replace the batch size by the global batch size, and `max_steps` by the number of steps that all limits allow.
 
     The size per device is multiplied by the processes of all hosts, which the variables of the launcher count. The
     batches of a run are a function of its seed and its data, so the number of steps is exact, whatever the number of

@@ -1,5 +1,6 @@
-"""Training worker, one rank: `python -m mm_ldlm.training.worker SPEC`, by elastic_launch, torchrun, or alone.
+"""Training worker, one rank of elastic_launch or torchrun, or a single process.
 
+    python -m mm_ldlm.training.worker data/06_models/runs/training_spec.json
     torchrun --nproc-per-node=2 -m mm_ldlm.training.worker data/06_models/runs/training_spec.json
 
 It imports only torch, numpy, pyarrow, safetensors and the tokenizer, so a GPU host needs no other packages.

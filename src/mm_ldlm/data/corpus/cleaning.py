@@ -6,7 +6,7 @@ order of the sources.
 
 The unit of a split is the document: all pieces of a long text, and all rows of a group that the source names, are in
 one split. A text that describes something, such as an image, is a duplicate only if the same text occurs with the same
-thing; the thing alone decides its split, so that no image is in two splits.
+thing; only the thing decides the split, so that no image is in two splits.
 """
 
 from __future__ import annotations

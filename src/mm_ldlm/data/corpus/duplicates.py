@@ -74,7 +74,7 @@ class NearDuplicateConfig:
 
 @functools.cache
 def _empty_sketch(num_perm: int) -> Any:
-    """Make a MinHash, whose permutations take longer than the shingles of a sentence."""
+    """Make a MinHash once, because its permutations take longer than the shingles of a sentence."""
     from datasketch import MinHash
 
     return MinHash(num_perm=num_perm)

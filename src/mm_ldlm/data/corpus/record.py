@@ -125,7 +125,7 @@ def meta_value(meta: str | None, key: str) -> Any:
 
 
 def group_of(meta: str | None) -> str | None:
-    """Return the group of a record, or the document that it is a piece of, by its `meta`; None if it stands alone."""
+    """Return the group of a record, or the document that it is a piece of, by its `meta`; None without one."""
     return meta_value(meta, GROUP) or meta_value(meta, PIECE_OF)
 
 

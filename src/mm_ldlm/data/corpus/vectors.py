@@ -16,7 +16,7 @@ def vector_of(value: Any, *, dim: int, remedy: Callable[[int], str] | None = Non
     """Return the vector of a row (d,) as finite float32.
 
     Args:
-        remedy: what helps where all vectors have another dimension, which it receives.
+        remedy: returns the remedy if all vectors have another dimension, given this dimension.
 
     Raises:
         Unusable: it is missing, is not a list of numbers, or has another dimension than `dim`.

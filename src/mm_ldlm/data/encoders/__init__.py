@@ -1,9 +1,9 @@
-"""Sentence encoders as data: kinds of encoders, one loader, one method `encode(sentences) -> (n, d) float32`.
+"""Sentence encoders: kinds of encoders, one loader, one method `encode(sentences) -> (n, d) float32`.
 
 Encoders of the kind `local` run here: this room contains their specifications (pooling, prompt, padding side,
 dimension, pinned revision), the search for weights with its checks, and two backends: a bare transformer, and
-sentence-transformers for folders with further modules. Other kinds register from outside: encoders behind a service,
-and encoders whose vectors come with the texts. Nothing here depends on pipelines, and nothing here trains. Torch and
+sentence-transformers for folders with further modules. Extras register further kinds: encoders behind a service,
+and vectors that come with the texts. Nothing here depends on pipelines or trains. Torch and
 transformers are imported only when an encoder is loaded.
 """
 

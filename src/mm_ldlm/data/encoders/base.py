@@ -133,7 +133,7 @@ class EncoderConfig(Protocol):
         """Limits of the batches, which may influence the last bits of the vectors."""
 
     def portable(self) -> dict[str, Any]:
-        """Return the parameters as plain JSON without those of one machine (paths, addresses, devices)."""
+        """Return the parameters as plain JSON without the ones of this machine (paths, addresses, devices)."""
 
     def missing(self) -> str | None:
         """Return an error message if this machine lacks what the encoder needs, else None; reads and loads nothing."""
@@ -150,7 +150,7 @@ class EncoderConfig(Protocol):
         """
 
     def load(self, located: Any, *, device: str | None = None) -> Encoder:
-        """Load the encoder that `locate` of this configuration returned; `device` overrides that of the parameters.
+        """Load the encoder that `locate` of this configuration returned; `device` overrides the parameter.
 
         Raises:
             EncoderError: it cannot be loaded, or its dimension differs from its spec.
@@ -197,7 +197,7 @@ def parse_encoder(value: Any) -> EncoderConfig:
 
 
 def side_folder(records: Path) -> Path:
-    """Return the folder of the sources' vectors, below that of the records."""
+    """Return the folder of the sources' vectors, below the records."""
     return records / "vectors"
 
 

@@ -174,7 +174,7 @@ class LocalEncoderConfig:
 
 
 def _folder(config: LocalEncoderConfig, source: str, revision: str | None) -> Path:
-    """Return the folder that the parameters name, that of a package, or that of the cache of the hub."""
+    """Return the folder that the parameters name, or the folder of a package or of the hub's cache."""
     if config.path is not None:
         return Path(config.path)
     if not source.startswith("package:"):

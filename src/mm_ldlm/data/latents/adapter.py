@@ -33,7 +33,7 @@ class About:
         kind: how the map was fitted.
         encoder: name of the other encoder.
         pairs: number of pairs that it was fitted on.
-        cosine: mean cosine of mapped vectors to those of the run's encoder, on pairs that were held out.
+        cosine: mean cosine of mapped vectors to the vectors of the run's encoder, on pairs that were held out.
         unit_norms: whether the vectors of the other encoder, and of the run's, have norm 1.
         typical: lowest and highest norm of mapped vectors in standardised space.
     """

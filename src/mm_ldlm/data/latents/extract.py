@@ -186,7 +186,7 @@ def default_shard_rows(rows: int) -> int:
 def ranks_of_hosts(config: ExtractConfig, device: str | None, *, workspace: Path) -> LaunchConfig | None:
     """Return the launch of this host's ranks, which encode on `device`, or None for a single host.
 
-    The number of hosts of a SLURM job alone does not count: the commands of its script run on one of them.
+    The number of hosts of a SLURM job is not enough: the commands of its script run on one of them.
 
     Raises:
         ConfigurationError: several hosts are to embed, and this one does not know its number or the first host; or an
@@ -200,7 +200,7 @@ def ranks_of_hosts(config: ExtractConfig, device: str | None, *, workspace: Path
     if not config.engine.here:
         raise ConfigurationError(
             f"parameter 'embedding.engine': expected local on {found.nodes} hosts (NNODES), found "
-            f"{config.engine.kind}, which has nodes of its own. Run the command on one host: `NNODES=1 kedro run`."
+            f"{config.engine.kind}, which has its own nodes. Run the command on one host: `NNODES=1 kedro run`."
         )
     check_hosts(found)
     # The hosts of one store use one name, whatever path they see it under.
@@ -344,7 +344,7 @@ def encode_by_tasks(engine: Engine, job: Job, numbers: Sequence[int]) -> None:
 
 
 def _device_of_tasks(wanted: str | None, *, gpus: int) -> str:
-    """Return the device that every task of an engine uses: a GPU of its own if there are any, else the CPU."""
+    """Return the device that every task of an engine uses: a separate GPU if there are any, else the CPU."""
     if wanted not in ("auto", "cpu", "cuda") or (wanted == "cuda" and not gpus):
         raise ConfigurationError(
             "parameter 'embedding.engine': expected local, unless encoder.device is auto, cpu, or cuda where the nodes "

@@ -89,7 +89,7 @@ class Normaliser:
         matrix_dd: (d, d) float64 W, for "whitening".
         inverse_dd: (d, d) float64, its inverse.
         constant: dimensions without variation; they are standardised to 0 and inverted to their value.
-        typical: lowest and highest `norms` of latents like those of training (`calibrated`); None if not calibrated.
+        typical: lowest and highest `norms` of latents like the training data (`calibrated`); None if not calibrated.
         signature: signature of the encoder, measured on these latents; None if there were too few, or no encoder made
             them. Like `typical` it serves to recognise other latents, and is not part of the fingerprint.
     """
@@ -242,7 +242,7 @@ def norms(standard_nd: npt.NDArray[Any]) -> Matrix:
 
 
 def typical_of(norms_n: Matrix) -> tuple[float, float]:
-    """Return the range of the norms of latents like those of training."""
+    """Return the range of the norms of latents like the training data."""
     low, high = np.quantile(norms_n, TYPICAL_QUANTILES)
     return float(low / TYPICAL_MARGIN), float(high * TYPICAL_MARGIN)
 
@@ -251,7 +251,7 @@ def typical_of(norms_n: Matrix) -> tuple[float, float]:
 
 
 def fit(column: FixedColumn, *, rows: npt.NDArray[np.int64], config: NormaliserConfig, unit_norm: bool) -> Normaliser:
-    """Fit a normaliser on these rows of a column of vectors (those of the training split).
+    """Fit a normaliser on these rows of a column of vectors (the training split).
 
     The numbers do not depend on the number of threads, which changes the order of the sums in a product of matrices.
 
@@ -298,7 +298,7 @@ def calibrated(
     rows: npt.NDArray[np.int64],
     fitted: npt.NDArray[np.int64] | None = None,
 ) -> Normaliser:
-    """Copy a normaliser with the range of norms of these rows (those of the validation split), if there are enough.
+    """Copy a normaliser with the range of norms of these rows (the validation split), if there are enough.
 
     Args:
         fitted: rows that it was fitted on, of vectors of an encoder, whose signature is then measured as well.
@@ -326,7 +326,7 @@ def _pieces(column: FixedColumn, rows: npt.NDArray[np.int64]) -> Iterator[Matrix
         if not np.isfinite(piece).all():
             bad = rows[start + int(np.flatnonzero(~np.isfinite(piece).all(1))[0])]
             raise StoreError(
-                f"{column.store.directory}: row {bad} contains a number that is not finite. Validate before fitting."
+                f"{column.store.directory}: row {bad} contains a non-finite number. Run the validation before the fit."
             )
         yield piece
 

@@ -1,4 +1,4 @@
-"""Recognise vectors: the encoder's own, own ones that were altered, those of another encoder, and random ones.
+"""Recognise vectors: from this encoder, altered, from another encoder, or random.
 
 An encoder hardly uses some directions of its space. Along its axes of least variance the vectors of texts of every kind
 have a small part of the energy of random vectors, and some coordinates can be exactly 0 (three of MiniLM's). Noise,
@@ -35,7 +35,7 @@ _CHI = 0.4549364231195724  # median of the square of a unit normal
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Signature:
-    """What distinguishes the vectors of an encoder.
+    """Statistics that distinguish the vectors of an encoder from others.
 
     Attributes:
         mean_d: (d,) mean of the vectors at length 1.
@@ -112,7 +112,7 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a set of vectors is."""
+    """The kind of a set of vectors."""
 
     kind: Kind
     level: float = 0.0
@@ -172,13 +172,13 @@ def named(raw_nd: npt.NDArray[Any]) -> str:
         name: float(each.energies(unit_nd).mean() / each.energies_k.mean())
         for name, each in known_encoders().items()
         if each.dim == unit_nd.shape[1]
-        and _typical(each.energies(unit_nd)).mean() < RANDOM / 2  # whatever the kind of text
+        and _typical(each.energies(unit_nd)).mean() < RANDOM / 2  # for every kind of text
     }
     return min(fitting, key=lambda name: fitting[name]) if fitting else ""
 
 
 def recognise(raw_nd: npt.NDArray[Any], own: Signature) -> Verdict:
-    """Judge a set of vectors (n, d) of any dimension by the signature of the encoder that they should be of.
+    """Judge a set of vectors (n, d) of any dimension by the signature of the encoder that should have made them.
 
     A few vectors are enough for all kinds but "shuffled", and often "truncated", which need 100; fewer are "foreign".
     """

@@ -51,7 +51,7 @@ class Latents(Feature):
 
 
 class LatentStore(ShardStore):
-    """A finished store of kind "latents"; vectors are returned as float32, whatever the stored type."""
+    """A finished store of kind "latents"; vectors are returned as float32, for every stored type."""
 
     def take(self, rows: Rows) -> npt.NDArray[np.float32]:
         """Return (n, d) float32, in the requested order."""

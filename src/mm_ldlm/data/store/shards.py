@@ -6,8 +6,8 @@ with thousands of shards needs no descriptors. Mapped pages count as resident me
 at any time; a store releases them itself after `RESIDENT_BYTES`, so that random reads of a large store need little
 memory.
 
-A gather sorts the requested rows by shard once, takes those of each shard, and restores the requested order: there is
-no Python step per row.
+A gather sorts the requested rows by shard once, takes the rows of each shard, and restores the requested order, without
+a Python step per row.
 """
 
 import ctypes

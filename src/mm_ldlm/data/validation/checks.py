@@ -256,7 +256,7 @@ def check_unknown_words(subject: Subject) -> Iterator[Finding]:
 def check_texts(subject: Subject) -> Iterator[Finding]:
     """Check that ids are digests of texts, that splits are disjoint, and that no evaluation sentence is in training.
 
-    The split of a text that describes something (an image) is that of what it describes, which is compared in place of
+    The split of a text that describes something (an image) is the split of the image, which is compared in place of
     such texts.
     """
     records = subject.inputs.records

@@ -25,7 +25,7 @@ class RunRecord:
     """Event lines of the training log, in order"""
 
     def timings(self, timings: Mapping[str, float]) -> dict[str, float]:
-        """Replace the seconds of training by those of the log, over all sessions of the run.
+        """Replace the seconds of training by the log's, over all sessions of the run.
 
         The pipeline `training` takes no time if it finds the run finished.
         """

@@ -1,11 +1,11 @@
-"""Suites: each module evaluates one use of a run and presents what it found.
+"""Suites: each module evaluates one use of a run and presents its results.
 
 A suite names the tables of samples that it reads, evaluates a loaded model through `inference.MMLDLM`, and gives its
 headline numbers, figures and section of the report (`base.Suite`). The pipelines and the report iterate over the
 registry; families register their suites in `COMPONENTS`, and other packages under the entry points `mm_ldlm.suites`.
 Suites do not import Kedro. A suite that a run cannot support returns {"skipped": reason}, never a number.
 
-Their headline numbers are `metrics.json`, which is flat. Keys never change their meaning: fractions, accuracies and
+`metrics.json` contains their headline numbers and is flat. Keys never change their meaning: fractions, accuracies and
 cosines lie between 0 and 1; BLEU, chrF and correlations are × 100; costs are nats per token, the length included unless
 `nll.given_length` is 1; times are seconds. An interval adds KEY.low and KEY.high, a standard error KEY.standard_error.
 `nll.exact` is 1 if costs are exact negative log-likelihoods and 0 if they are upper bounds (NELBO). Metrics that do not

@@ -164,7 +164,7 @@ def score(suite: Suite, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
 
 
 def plain(value: Any) -> Any:
-    """Convert nested mappings, sequences and numpy values to those of JSON."""
+    """Convert nested mappings, sequences and numpy values to JSON types."""
     return json.loads(json.dumps(value, default=lambda item: item.tolist()))
 
 

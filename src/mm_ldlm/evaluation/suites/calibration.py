@@ -74,7 +74,7 @@ class InversionCalibration(Suite):
         }
 
     def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
-        labels = {"error": "Calibration error, {}", "vouched_right": "Of the texts vouched for, {}"}
+        labels = {"error": "Calibration error, {}", "vouched_right": "Of texts with a high probability, {}"}
         return [
             Headline(f"calibration.{event}.{key}", label.format(name), "fraction", compared=False)
             for key, label in labels.items()

@@ -205,7 +205,7 @@ def _searches(point: Any) -> bool:
 
 
 def exact_ratio(rows: pd.DataFrame, reference: pd.DataFrame, bootstrap: Bootstrap) -> Interval | None:
-    """Compute exact match divided by that of the reference, on paired draws.
+    """Compute the ratio of the exact match to the reference's, on paired draws.
 
     None if the reference has fewer than `FEWEST_HITS` exact matches.
     """
@@ -361,7 +361,7 @@ def bleu_of_counts(rows: pd.DataFrame, *, columns: str = "") -> Statistic:
 
 
 def summarise(rows: pd.DataFrame, bootstrap: Bootstrap) -> dict[str, Interval]:
-    """Summarise a table of scored sentences with an interval for every metric; that of chrF is only its value.
+    """Summarise a table of scored sentences with an interval for every metric; chrF has only a value.
 
     Fractions, F1, ROUGE-L and cosine are between 0 and 1, BLEU and chrF between 0 and 100. `bleu` is the corpus score,
     `sentence_bleu` the mean of sentence scores, as vec2text reports it.

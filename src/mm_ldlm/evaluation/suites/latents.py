@@ -1,4 +1,4 @@
-"""Quality of the latents that the model samples for held-out texts, compared with those of the encoder.
+"""Quality of the latents that the model samples for held-out texts, compared with the encoder's.
 
 Shapes: N texts, d latent dimension, K samples per text, M candidates. All arithmetic is in float64 on raw
 (encoder-space) vectors.

@@ -242,7 +242,7 @@ def perplexity(rate: Mapping[str, float]) -> dict[str, float] | None:
 def latent_bits(*, unconditional: Scores, given_latent: Scores) -> dict[str, dict[str, Any]]:
     """Compute the difference of unconditional and conditional cost in bits, per token and per sentence.
 
-    Differences are taken sentence by sentence, so that the standard errors are those of the differences. If both costs
+    Differences are taken sentence by sentence, so that the standard errors belong to the differences. If both costs
     are upper bounds, their difference estimates the latent's information but does not bound it.
     """
     bits_N = (unconditional.nll - given_latent.nll) / math.log(2)

@@ -52,7 +52,7 @@ class Pairs:
         self.cross_rd = self.axes_mr.T @ (self.x_nm.T @ self.y_nd)
 
     def fit(self, choice: Choice) -> Matrix:
-        """Compute the map M (m, d) of least squares among those of a choice."""
+        """Compute the map M (m, d) of least squares within a class of maps."""
         if choice.kind == "orthogonal":
             left, size, right = np.linalg.svd(self.axes_mr @ self.cross_rd, full_matrices=False)
             return np.asarray(left @ right * (size.sum() / self.values_r.sum()))

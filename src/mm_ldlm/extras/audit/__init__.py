@@ -1,4 +1,4 @@
-"""Audit of a collection of texts and vectors: how much of the texts can be read from the vectors, and what helps."""
+"""Audit of a collection of texts and vectors: how much text can be read from the vectors, and which defences help."""
 
 COMPONENTS: dict[str, dict[str, str]] = {
     "sections": {"audit": "mm_ldlm.extras.audit.config:AuditConfig"},

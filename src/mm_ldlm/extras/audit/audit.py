@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHECKED = 32
-"""Rows whose texts are embedded again, to see whether their vectors are those of the model's encoder"""
+"""Rows whose texts are embedded again, to check that their vectors are from the model's encoder"""
 ALIKE = 0.9
 """Smallest median cosine of these; stored forms of one byte for each dimension are above it"""
 ATTACKERS = ("naive", "adaptive", "trained")
@@ -72,7 +72,7 @@ def audit(config: AuditConfig, model: "MMLDLM", *, seed: int) -> dict[str, Any]:
 
     Raises:
         SourceError: the collection cannot be read.
-        EvaluationError: its vectors are not those of the encoder of the model.
+        EvaluationError: its vectors are not from the encoder of the model.
     """
     found, bootstrap = sample(config, dim=model.dim, seed=seed), config.bootstrap.seeded(seed)
     log.info("%s: %d of %d rows are sampled", found.name, len(found), found.rows)
@@ -127,7 +127,7 @@ def embeds(model: "MMLDLM") -> bool:
 
 
 def encoder_cosine(found: Sample, model: "MMLDLM") -> float | None:
-    """Compute the median cosine of vectors to those of their texts embedded again; None without an encoder.
+    """Compute the median cosine of vectors to their texts embedded again; None without an encoder.
 
     Raises:
         EvaluationError: it is below `ALIKE`, or below this part of what an adapter of the model reaches.
@@ -190,7 +190,7 @@ class Reader:
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Suppress the warnings of a logger: altered vectors are unlike those of the training, as they should be."""
+    """Suppress the warnings of a logger: altered vectors differ from the training data on purpose."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -206,7 +206,7 @@ def compared(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Measure each form: the texts that each attacker reads, and the retrieval that it keeps.
 
-    `vectors_nd` are those of `found` in double precision; the rows after the audited ones are known to the attackers.
+    `vectors_nd` are the vectors of `found` in float64; the attackers know the rows after the audited ones.
 
     Raises:
         EvaluationError: `config.attackers` names a form that is not measured, or a run of another dimension.

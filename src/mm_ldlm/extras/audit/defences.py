@@ -1,6 +1,6 @@
 """Stored forms of vectors and defences, and the attackers that read texts behind them.
 
-A `Form` turns vectors into what a database keeps: numbers that its search compares with those of a query. The naive
+A `Form` turns vectors into what a database keeps: numbers that its search compares with a query. The naive
 attacker takes these numbers for the vector. The adaptive attacker knows the form, and texts with their vectors: from
 pairs of stored and original vectors it fits linear maps (a rotation by Procrustes, or ridge regression, which for
 Gaussian noise is Wiener's filter) and keeps the one with the highest cosine on held-out pairs.
@@ -58,7 +58,7 @@ class Form:
 
 
 def forms(config: AuditConfig, vectors_nd: Floats, *, seed: int) -> Iterator[Form]:
-    """Yield the collection as it is, its stored forms and the defences; `vectors_nd` are those of the collection."""
+    """Yield the collection as it is, its stored forms and the defences; `vectors_nd` is the collection."""
     d = vectors_nd.shape[1]
 
     def same(x_nd: Floats) -> Floats:
@@ -135,7 +135,7 @@ def _rounded(decimals: int) -> Map:
 
 
 def _noised(level: float, seed: Any) -> Map:
-    """Add Gaussian noise whose length is `level` times that of the vector, on average in squares; new in each call."""
+    """Add Gaussian noise whose length is `level` times the vector's, on average in squares; new in each call."""
     rng = np.random.default_rng(seed)
 
     def noised(x_nd: Floats) -> Floats:
@@ -168,7 +168,7 @@ def pairs(form: Form, stored_md: Floats, original_md: Floats) -> tuple[Floats, F
 def adaptive(stored_md: Floats, original_md: Floats) -> tuple[str, Map]:
     """Fit the map of the adaptive attacker on m pairs; return its name and the map.
 
-    The cosine on held-out pairs is that of standardised vectors, which the model reads.
+    The cosine on held-out pairs is of standardised vectors, which the model reads.
     """
     cut = max(1, round(len(stored_md) * HELD_OUT))
     mean_d, std_d = original_md.mean(axis=0), np.maximum(original_md.std(axis=0), 1e-12)
@@ -231,7 +231,7 @@ def nearest(stored_nd: Floats, queries_qd: Floats) -> npt.NDArray[np.int64]:
 def recall_and_ndcg(
     truth_qk: npt.NDArray[np.int64], found_qk: npt.NDArray[np.int64]
 ) -> tuple[Floats, Floats]:  # fmt: skip
-    """Compute recall and nDCG (q,) of the rows that are found against those of the original vectors.
+    """Compute recall and nDCG (q,) of the rows that are found, compared with the original vectors.
 
     The gain of the nearest original row is K, of the second K − 1, and so on down to 1; other rows have none.
     """

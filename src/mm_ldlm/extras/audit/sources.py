@@ -113,7 +113,7 @@ def sample(config: AuditConfig, *, dim: int, seed: int) -> Sample:
 
 
 def _described(vectors: Sequence[Any]) -> str:
-    """Describe vectors of another dimension, if they are those of a known encoder."""
+    """Describe vectors of another dimension if a known encoder made them."""
     same = [each for each in vectors if not isinstance(each, str) and len(each) == len(vectors[0])]
     try:
         found = described(np.array(same, np.float64))

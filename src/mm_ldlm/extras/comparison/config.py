@@ -36,7 +36,7 @@ class MemberConfig:
     Attributes:
         env: environment layers, as in `--env`, which join the layers of the current environment; null adds none.
         params: parameters that differ, nested or with dots in their keys; the last layer of all.
-        seeds: of this member, for example more of them where two members are close; null: those of the comparison.
+        seeds: of this member, for example more of them where two members are close; null: the comparison's.
     """
 
     name: Name
@@ -77,7 +77,7 @@ class ComparisonConfig:
         baseline: name of the member that the others are compared with; null: the first.
         learning_rates: each member takes the one with the lowest validation loss of its first seed; empty: its
             `training.optimizer.lr`.
-        layers_above: layers that stay above those of a member wherever they stand in `--env`; the other layers of the
+        layers_above: layers that stay above a member's layers wherever they stand in `--env`; the other layers of the
             current environment lie below the member's.
         jobs: number of sessions that run at the same time.
     """

@@ -196,7 +196,7 @@ def params_of(
     results: Path,
     rate: float | None = None,
 ) -> dict[str, Any]:
-    """Merge the `--params` of the current run, those of the member, and what the comparison sets itself.
+    """Merge the `--params` of the current run, the member's parameters, and the ones that the comparison sets.
 
     Raises:
         ConfigurationError: the member sets what the comparison sets: seed, budget, learning rate, folder, or the name

@@ -1,3 +1,3 @@
-"""The explorer: a local page on which a person plays with finished runs."""
+"""The explorer: a local page for trying finished runs in the browser."""
 
 COMPONENTS: dict[str, dict[str, str]] = {"commands": {"explore": "mm_ldlm.extras.explorer.command:explore"}}

@@ -11,7 +11,7 @@ from mm_ldlm.app.console import messages_only
 @click.command("import-checkpoint")
 @click.argument("source")
 @click.argument("run")
-@click.option("--tokenizer", default=None, help="Folder, file or name; by default the files beside the weights.")
+@click.option("--tokenizer", default=None, help="Folder, file or name; by default the files next to the weights.")
 @click.option("--like", default=None, help="A run of this project with the same model, tokenizer and normaliser.")
 @click.option("--heads", type=int, default=None, help="Attention heads, if the checkpoint does not contain them.")
 @click.option("--max-length", type=int, default=None, help="Longest text in tokens, if the checkpoint has none.")
@@ -20,7 +20,7 @@ from mm_ldlm.app.console import messages_only
     help="How the model was trained: without its timestep, with t in [0, 1] itself, or with −log α_t.",
 )  # fmt: skip
 def import_checkpoint(source: str, run: str, like: str | None, **given: Any) -> None:
-    """Make the run folder RUN of the weights in SOURCE, a model.pt of another trainer or a folder with one."""
+    """Make the run folder RUN from the weights in SOURCE, a model.pt of another trainer or a folder with one."""
     from mm_ldlm.extras.foreign_checkpoints.importing import import_checkpoint as imported
     from mm_ldlm.extras.foreign_checkpoints.parameter_names import summary
 

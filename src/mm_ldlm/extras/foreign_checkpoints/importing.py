@@ -263,7 +263,7 @@ def _tokenizer(
     beside = [place / name for name in ("tokenizer.json", "vocab.txt") if (place / name).is_file()]
     if named is None and not beside and not isinstance(trained, str):
         raise CheckpointError(
-            f"{place}: expected tokenizer.json or vocab.txt beside the weights, found none. Give the tokenizer of the "
+            f"{place}: expected tokenizer.json or vocab.txt next to the weights, found none. Give the tokenizer of the "
             "checkpoint by --tokenizer, a folder, a file or a name."
         )
     source = named or (str(beside[0]) if beside else str(trained))

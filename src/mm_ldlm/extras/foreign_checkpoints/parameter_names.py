@@ -16,7 +16,7 @@ from mm_ldlm.core import escape, shorten
 from mm_ldlm.models.blocks import EPSILON
 
 Transform = Callable[[Sequence[Tensor], int], Tensor]
-"""Makes a parameter from those of the format; the second argument is the dimension of an attention head."""
+"""Makes a parameter from parameters of the format; the second argument is the dimension of an attention head."""
 ROUNDING = 128
 """Other projects round the number of rows of an embedding up to a multiple of this."""
 

@@ -106,7 +106,7 @@ def load(file: Path) -> Any:
             raise CheckpointError(
                 f"{file}: refused, because it contains objects of {', '.join(show(name, 60) for name in refused[:6])}. "
                 "Only tensors and plain values are read from such files. Where you trust the file, save its weights "
-                "and averages alone: torch.save({key: found[key] for key in ('state_dict', 'ema') if key in found}, "
+                "and averages only: torch.save({key: found[key] for key in ('state_dict', 'ema') if key in found}, "
                 "'model.pt')."
             )
         with torch.serialization.safe_globals([(_Record, name) for name in foreign]):
@@ -165,7 +165,7 @@ def _averages(content: Any, tensors: Mapping[str, Tensor], file: Path) -> dict[s
     parameters, without names.
 
     Raises:
-        CheckpointError: their number or shapes are not those of the parameters.
+        CheckpointError: their number or shapes differ from the parameters'.
     """
     ema = content.get("ema") if isinstance(content, Mapping) else None
     values = ema.get("shadow_params") if isinstance(ema, Mapping) else None
@@ -185,7 +185,7 @@ def _averages(content: Any, tensors: Mapping[str, Tensor], file: Path) -> dict[s
 
 def _unexpected(file: Path, found: str) -> CheckpointError:
     return CheckpointError(
-        f"{file}: expected tensors by name, stored once each, {found}. Save the state_dict of the model alone: "
+        f"{file}: expected tensors by name, stored once each, {found}. Save the state_dict of the model only: "
         "torch.save(model.state_dict(), 'model.pt')."
     )
 

@@ -30,7 +30,7 @@ class Trainer:
     objective: Mapping[str, Any]
     """Its options, with their kinds"""
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Options in addition to those of the format; "$key" is the value of a key"""
+    """Options in addition to the format's; "$key" is the value of a key"""
     timesteps: str | None = None
     """How the timestep reaches the model if no key decides it; "constant": never, and the model has no option for it"""
     added: str = "[MASK]"
@@ -138,14 +138,14 @@ def trainer_of(settings: Mapping[str, Any], file: Path) -> Trainer:
         if rule is None:
             known = [name for each in KEYS for name in each.names.split()]
             raise CheckpointError(
-                f"{file}: its configuration has the key {show(key, 80)} ({show(value, 60)}), of which nothing is known "
-                f"here.{nearest(key, known)} If the outputs of the model do not depend on it, save the configuration "
-                "without it as config.yaml next to the weights."
+                f"{file}: its configuration has the key {show(key, 80)} ({show(value, 60)}), which the import "
+                f"does not know.{nearest(key, known)} If the outputs of the model do not depend on it, save the "
+                "configuration without it as config.yaml next to the weights."
             )
         if rule.only and value not in rule.only:
             raise CheckpointError(
                 f"{file}: expected {key} ({rule.use}) to be {' or '.join(map(str, rule.only))}, found "
-                f"{show(value, 60)}. No model here has that function."
+                f"{show(value, 60)}. No model of this project computes that function."
             )
     given = {key: settings[key] for key in SELECTORS if key in settings}
     for each in trainers():

@@ -41,7 +41,7 @@ class HttpEncoderConfig:
     Attributes:
         url: address of the service up to and including its version (`https://host/v1`); `/embeddings` is added.
         name: the service's name of the model.
-        dim: expected dimension of the vectors; null accepts that of the first answer.
+        dim: expected dimension of the vectors; null accepts the dimension of the first answer.
         shorten: ask the service for `dim` dimensions, for models that were trained for it.
         prompt: text prepended to every sentence.
         normalised: the vectors have unit length; checked with the probe sentences.
@@ -218,7 +218,7 @@ class LocatedService(LocatedEncoder):
 
 
 class HttpEncoder(Encoder):
-    """An `Encoder` that sends sentences to a service; numbers that are not finite are returned as they are."""
+    """An `Encoder` that sends sentences to a service; non-finite numbers are returned as they are."""
 
     def __init__(self, located: LocatedService, parameters: HttpEncoderConfig) -> None:
         super().__init__(located)

@@ -55,7 +55,7 @@ def export(
 def push(folder: str, name: str, private: bool) -> None:
     """Upload FOLDER, which `export` wrote, to the repository NAME (owner/name) of the Hugging Face hub.
 
-    The credentials are those of `hf auth login`, or of the variable HF_TOKEN.
+    The credentials come from `hf auth login` or the variable HF_TOKEN.
     """
     from mm_ldlm.extras.huggingface.hub import upload
 

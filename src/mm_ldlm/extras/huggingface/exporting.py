@@ -1,4 +1,4 @@
-"""The folder of an exported run for Hugging Face: what every exported run contains, the encoder, and a model card.
+"""The folder of an exported run for Hugging Face: the files of every exported run, the encoder, and a model card.
 
 sentence-transformers imports classes outside its own package only with `trust_remote_code=True`, so the part that
 `SentenceTransformer(FOLDER)` loads is the encoder of the run, by modules of that library.
@@ -22,7 +22,7 @@ from mm_ldlm.inference.loading import ENCODER
 MODULES = "modules.json"
 """File of sentence-transformers that names the modules of a model"""
 FAR = 0.03
-"""Largest relative distance of the vectors of `SentenceTransformer(FOLDER)` to those of the encoder, for these texts"""
+"""Largest relative distance between the vectors of `SentenceTransformer(FOLDER)` and of the encoder, for these texts"""
 TEXTS = ("A short text.", "The girl drew a horse in the garden, and the boy watched her.", "word " * 600)
 
 

@@ -1,4 +1,4 @@
-"""MLflow: the record of every run, its curves and its model, and the metrics of earlier runs for comparisons.
+"""MLflow: records every run with its curves and its model, and reads the metrics of earlier runs for comparisons.
 
 `hooks.py` decides what is recorded when, and `client.py` talks to the store. A run never ends because its tracking
 store is unavailable: what the store did not accept is recorded locally, and `mm-ldlm send-runs` sends it later.

@@ -69,7 +69,7 @@ class MlflowRun:
         """Start the run with its flat parameters, nested in the run `parent` where one is given."""
         from mlflow.entities import Param
 
-        # The artifacts are beside a database, and not in the working directory; a server has its own place.
+        # The artifacts are next to a database, and not in the working directory; a server has its own place.
         beside = Path(self.uri.removeprefix(_SQLITE)).parent if self.uri.startswith(_SQLITE) else None
         place = None if beside is None else (beside / "mlartifacts").as_uri()
         # MLflow's first access creates the tables of a database, and fails if another process does so at that time.
@@ -217,7 +217,7 @@ class MlflowSink:
             return
         try:
             self._run.add_lines(self._waiting)
-        except Exception as error:  # requests, SQLAlchemy and MLflow have classes of their own
+        except Exception as error:  # requests, SQLAlchemy and MLflow have different classes
             if not lines:
                 self._later(self._waiting)
             elif self._resting_until == -math.inf:

@@ -34,7 +34,7 @@ def send_runs(uri: str, data: str) -> None:
             MlflowRun(store, "").probe()
             for name, run_id in sent(f"sqlite:///{file.resolve().as_posix()}", store):
                 click.echo(f"{name}: {run_id}")
-        except Exception as error:  # requests, SQLAlchemy and MLflow have classes of their own
+        except Exception as error:  # requests, SQLAlchemy and MLflow have different classes
             raise TrackingError(
                 f"{mask(uri)}: the store did not accept a run ({reason_of(error)}). Give the same command again when "
                 "it answers."

@@ -281,7 +281,7 @@ class TrackingHooks:
     # -- words ---------------------------------------------------------------------------------------------------------
 
     def _clean(self, value: Any) -> Any:
-        """Replace the folders of absolute paths by "…/", those of the project by nothing; mask credentials."""
+        """Replace the folders of absolute paths by "…/", the folders of the project by nothing; mask credentials."""
         if isinstance(value, str):
             return _ABSOLUTE.sub("…/", mask(value.replace(f"{self._project.as_posix()}/", "")))
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Latents that the sources contain already."""
+"""Encoders of the kind `precomputed`: the sources contain the vectors."""
 
 COMPONENTS: dict[str, dict[str, str]] = {
     "checks": {"own_vectors": "mm_ldlm.extras.own_vectors.checks:problems"},

@@ -87,7 +87,7 @@ def checks_of(run: Run, batch: Batch, config: SanityConfig) -> list[Check]:
         _listed("train mode", modules,
                 [name for name, module in modules.items() if not module.training and not f"{name}.".startswith(fixed)],
                 "is in evaluation mode", "call .train()"),
-        _listed("loss", losses, unusable, "has a loss that is not finite", "check the objective and its process"),
+        _listed("loss", losses, unusable, "has a non-finite loss", "check the objective and its process"),
         first_losses(run, batch, tolerance=config.tolerance),
         precision(run, batch),
         in_place(run, batch),

@@ -47,7 +47,7 @@ def new(what: str, name: str, folder: str | None) -> None:
                 f"has others or is taken by a {what} or a Python module. Write for example my_{what}."
             )
         if os.path.lexists(target):
-            raise ConfigurationError(f"FOLDER: expected a new folder, found {show(str(target))}. Give another one.")
+            raise ConfigurationError(f"FOLDER: expected a new folder, found {show(str(target))}. Name a new folder.")
         command = f"kedro run --env=mdlm+test --params {parameter}={name}"
         words = {"what": what, "name": name, "group": registry.group, "command": command}
         words["class"] = "".join(part.title() for part in name.split("_"))

@@ -17,7 +17,7 @@ SEMEVAL_SUBSETS: dict[str, tuple[str, ...]] = {
     year: tuple(subsets.split())
     for year, subsets in {
         "sts12": "MSRpar MSRvid SMTeuroparl surprise.OnWN surprise.SMTnews",
-        "sts13": "FNWN headlines OnWN",  # SMT has a licence of its own; SentEval and later work leave it out
+        "sts13": "FNWN headlines OnWN",  # SMT has a separate licence; SentEval and later work leave it out
         "sts14": "deft-forum deft-news headlines images OnWN tweet-news",
         "sts15": "answers-forums answers-students belief headlines images",
         "sts16": "answer-answer headlines plagiarism postediting question-question",

@@ -56,7 +56,7 @@ class Curriculum:
     steps: int
 
     def difficulty(self, step: int) -> float:
-        """Compute d in [0, 1] as a function of the step alone."""
+        """Compute d in [0, 1] as a function of the step only."""
         progress = (step - self.warmup_steps) / max(self.steps - self.warmup_steps, 1)
         progress = min(max(progress, 0.0), 1.0)
         return math.expm1(-RATE * progress) / math.expm1(-RATE) if self.config.pace == "exponential" else progress

@@ -3,7 +3,7 @@
 The tokens follow a text process and the states a Gaussian one: q(x_t, z_t given x_0, z_0) = q(x_t given x_0)
 q(z_t given z_0). The model predicts the tokens and the clean states from both. In a fraction of the texts a learned
 vector replaces every state, so that the model is also a text-only diffusion model: for guidance, and for a likelihood
-bound of the text alone (`CcddGeneration.text_denoiser`).
+bound of the text only (`CcddGeneration.text_denoiser`).
 
 The joint sampler takes ancestral steps in the tokens and DDIM steps in the states, at the same times and with one model
 call per step. Guidance compares the prediction given the states with the one whose states are dropped.
@@ -217,7 +217,7 @@ class CcddObjective(TextDiffusion):
 
 
 class CcddGeneration(DenoiserGeneration):
-    """Joint samples of texts and states; samples and NELBO of the text alone, with dropped states."""
+    """Joint samples of texts and states; samples and NELBO of the text only, with dropped states."""
 
     field = "token_states"
 
@@ -232,10 +232,10 @@ class CcddGeneration(DenoiserGeneration):
         return text_sampler("joint_states", steps=32)
 
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> StatesDenoiser:
-        """Make the denoiser of the text alone, whose states are dropped; `predict` is the joint prediction.
+        """Make the denoiser of the text only, whose states are dropped; `predict` is the joint prediction.
 
         With dropped states the model is a diffusion model of the text, so that the NELBO of the process bounds
-        −log p(text). The text loss of training, given noised states, bounds nothing of the text alone, because the
+        −log p(text). The text loss of training, given noised states, is not a bound for the text only, because the
         noised states contain information about the tokens (`token_identity`).
         """
         if latents_Bd is not None:

@@ -1,4 +1,4 @@
-"""Token states: the encoder's output at every token of every record, a continuous state beside each token (CCDD).
+"""Token states: the encoder's output at every token of every record, a continuous state for each token (CCDD).
 
 The store has one row per token, in the order of the records and of their tokens: row `starts[i] + j` is token j of
 record i, where `starts` are the sums of the lengths in the token store. Its tokens are the project's tokens, so the
@@ -147,7 +147,7 @@ def embed_tokens(inputs: Inputs, *, encoder: EncoderConfig, config: CcddSection,
                 stored = states_nd.astype(np.dtype(config.dtype))
             if not np.isfinite(stored).all():
                 raise EncoderError(
-                    f"encoder {located.name!r} returned numbers that are not finite in {config.dtype} for tokens of "
+                    f"encoder {located.name!r} returned non-finite numbers in {config.dtype} for tokens of "
                     f"the records {first} to {last - 1}. Check these texts, or set ccdd.dtype to 'float32'."
                 )
             parts.write(number, pa.table({COLUMN: fixed_lists(stored)}))

@@ -1,6 +1,6 @@
 """Classification objectives: a head on the features of a text model or of a latent, trained by cross-entropy.
 
-`classification` has a linear head; the classes are those of the store `label_names`. `pairwise_classification` compares
+`classification` has a linear head; the classes come from the store `label_names`. `pairwise_classification` compares
 two texts: which of them answers a question more, or whether both are similar. Both texts are encoded with shared
 weights, and the head is antisymmetric: if the texts are exchanged, the probabilities of "first" and "second" are
 exchanged exactly. The loss has label smoothing (arXiv:1512.00567, section 7).
@@ -233,7 +233,7 @@ ANSWERS = ("first", "second", "similar")
 
 
 class PairwiseClassification(HeadObjective):
-    """See the module. The logits are those of `ANSWERS`, in this order, even if an answer does not occur."""
+    """See the module. The logits are for `ANSWERS`, in this order, even if an answer does not occur."""
 
     classifies = "pairs"
 

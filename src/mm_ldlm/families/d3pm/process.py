@@ -1,8 +1,8 @@
 """D3PM with an absorbing state: masked diffusion in T discrete steps (Austin et al., arXiv:2107.03006).
 
 The chain x_0, x_1/T, …, x_1 masks tokens with the probabilities of a schedule at the grid points i/T. It begins at the
-clean text and ends with [MASK] everywhere: α is 1 at i = 0 and 0 at i = T, whatever the schedule is there. The prior
-term of the bound is therefore 0, the reconstruction term is that of step 1, and the sum over the steps is the whole
+clean text and ends with [MASK] everywhere: α is 1 at i = 0 and 0 at i = T, for every schedule. The prior
+term of the bound is therefore 0, the reconstruction term is step 1, and the sum over the steps is the entire
 bound. For T → ∞ it is the bound of MDLM.
 """
 

@@ -1,4 +1,4 @@
-"""FlexMDM: masked diffusion with insertion, whose texts find their own length."""
+"""FlexMDM: masked diffusion with insertion, in which the model chooses the length of a text."""
 
 COMPONENTS: dict[str, dict[str, str]] = {
     "objectives": {"flexmdm": "mm_ldlm.families.flexmdm.objective:FlexMDMConfig"},

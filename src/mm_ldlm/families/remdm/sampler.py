@@ -33,7 +33,7 @@ class RemdmSampler(UnmaskingSampler):
     def alpha(self, grid: Grid, step: int) -> Tensor:
         """Compute α (B,) of the open positions before a step.
 
-        For a fully masked text it is that of the schedule; otherwise it is 0 at the start of the grid and 1 at the end.
+        For a fully masked text it is the schedule's; otherwise it is 0 at the start of the grid and 1 at the end.
         """
         first_B, last_B, now_B = grid.alpha(0), grid.alpha(grid.steps), grid.alpha(step)
         fraction_B = (now_B - first_B) / (last_B - first_B).clamp_min(1e-12)

@@ -7,7 +7,7 @@ never another id.
 
 As in both papers, the model's x_θ stands in q in the place of x_0: p_θ(x_s | x_t) = q(x_t | x_s) q(x_s | x_θ) / q(x_t |
 x_θ). This equals Σ over x_0 of q(x_s | x_t, x_0) p(x_0 | x_t) with p(x_0 | x_t) ∝ q(x_t | x_0) x_θ(x_0). So the best
-x_θ predicts a token from the others alone, because q(x_t | x_0) accounts for the token that stands at its position.
+x_θ predicts a token from the others only, because q(x_t | x_0) accounts for the token that stands at its position.
 
 B examples, L positions, M scored positions, V vocabulary, N words.
 """

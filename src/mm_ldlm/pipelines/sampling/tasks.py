@@ -194,7 +194,7 @@ class T2l(Task):
 class Unconditional(Task):
     """Generate texts from noise, with their latents if the run generates latents.
 
-    The table contains the training sentence whose latent is nearest to that of each text.
+    The table contains the training sentence whose latent is nearest to the latent of each text.
     """
 
     columns: ClassVar[Columns] = {

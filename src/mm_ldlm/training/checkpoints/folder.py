@@ -149,7 +149,7 @@ def check(path: Path) -> Marker:
 
 
 def _file(path: Path, name: str) -> Path:
-    """Return a file that the marker names; the snapshots of the hub's cache are links to `blobs` beside them.
+    """Return a file that the marker names; the snapshots of the hub's cache are links to `blobs` next to them.
 
     Raises:
         UnsafePathError: it is not in the folder.

@@ -95,7 +95,7 @@ def weights_folder(runs: Path, reference: Any) -> Path:
     """Return the folder to load a model from: that of the run, or of the checkpoint that was chosen by its path.
 
     Raises:
-        CheckpointError: the reference names no run, or a checkpoint that is newer than those of the run.
+        CheckpointError: the reference names no run, or a checkpoint that is newer than all that the run has.
         UnsafePathError: it names a checkpoint outside of its run.
     """
     folder = run_folder(runs, reference)
@@ -142,7 +142,7 @@ def runs_of(runs: str, path: Any) -> str:
 
 
 def chosen_run(path: str) -> dict[str, Any]:
-    """Make the reference of a run that is chosen by its path, or by that of one of its checkpoints.
+    """Make the reference of a run that is chosen by its path, or by the path of one of its checkpoints.
 
     Raises:
         CheckpointError: there is no run, or no such complete checkpoint; the message names the nearest ones.
@@ -157,7 +157,7 @@ def chosen_run(path: str) -> dict[str, Any]:
     complete = sorted(marker.parent.name for marker in folder.glob(f"{CHECKPOINTS}/*/{MARKER}"))
     found = latest(folder / CHECKPOINTS) if checkpoint is None else folder / CHECKPOINTS / checkpoint
     if found is None or found.name not in complete:
-        name = "no checkpoint" if found is None else f"{found.name}, which is not complete"
+        name = "no checkpoint" if found is None else f"an incomplete checkpoint ({found.name})"
         raise CheckpointError(f"{where}, which has {name}. Complete ones: {', '.join(complete) or 'none'}.")
     step = {"step": _step(found)} if NAME.fullmatch(found.name) else {}
     return {"name": folder.name, "path": path, **step, "checkpoint": found.name, "metrics": {}, CHOSEN: checkpoint}

@@ -31,7 +31,7 @@ def identity_of(*, model: Any, shape: DataShape, objective: Any, fingerprints: M
 
 
 def refuse_other(mine: dict[str, Any], theirs: Any, path: Path, *, remedy: str) -> None:
-    """Raise CheckpointError if the identity of a checkpoint differs from that of a run.
+    """Raise CheckpointError if the identity of a checkpoint differs from a run's.
 
     The message has three lines, one of them with the values of the first four fields that differ and the names of the
     others.

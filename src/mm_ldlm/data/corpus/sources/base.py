@@ -151,7 +151,7 @@ class SourceConfig:
         raise NotImplementedError
 
     def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
-        """Yield the rows in a reproducible order: here those of all files, one file after another."""
+        """Yield the rows in a reproducible order: here all rows of one file after another."""
         for path in self.find():
             yield from self.read(path, opening)
 
@@ -371,7 +371,7 @@ class ColumnsConfig(SourceConfig):
         return None
 
     def remedy(self, fields: Mapping[str, Any], name: str, option: str | None) -> str:
-        """Return what helps against a missing column.
+        """Return the remedy for a missing column.
 
         Args:
             fields: columns and values of the first row.

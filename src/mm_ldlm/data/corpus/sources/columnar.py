@@ -66,7 +66,7 @@ class DiskConfig(ColumnsConfig):
     Attributes:
         path: the folder.
         splits: the splits to read, each mapped to train, validation, test, or hash (the project's hash split); by
-            default all, under their names, and those of other names by hash.
+            default all, under their names, and splits of other names by hash.
     """
 
     kind: str = "disk"
@@ -224,7 +224,7 @@ def _columns(schema: pa.Schema, config: ColumnsConfig, path: Path) -> list[str] 
         plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         if not pa.types.is_string_view(plain) and _shares(plain) and (names is None or field.name in names):
             raise SourceError(
-                f"{path}: expected a column '{field.name}' that stores every cell of its own, found {field.type}. Cast "
+                f"{path}: expected a column '{field.name}' that stores every cell separately, found {field.type}. Cast "
                 "it to a plain type, or leave it out of the source's columns."
             )
     return names

@@ -1,7 +1,7 @@
 """The starter corpus: sentences about everyday scenes that the project writes itself, and graded pairs of them.
 
-What lives here: a lexicon (`words`), who can do what to which thing where (`activities`, `facts`), the sentence shapes
-(`scenes`, `shapes`), the corpus with held-out combinations (`generate`) and the graded pairs (`sts`). The standard
+This room contains a lexicon (`words`), the possible scenes (`activities`, `facts`), the sentence shapes (`scenes`,
+`shapes`), the corpus with held-out combinations (`generate`) and the graded pairs (`sts`). The standard
 library only; no files, no downloads, no global state: the same seed gives the same sentences everywhere.
 """
 
