@@ -56,7 +56,7 @@ def refuse_other(found: Any, expected: Mapping[str, str], *, what: str, remedy: 
     ours = _described(expected)
     if weights is not None and theirs == ours:
         theirs = f"an earlier training of that name ({theirs})"
-    raise EvaluationError(f"{what}: expected results of {ours}, found those of {theirs}. {remedy}")
+    raise EvaluationError(f"{what}: expected results of {ours}, found results of {theirs}. {remedy}")
 
 
 def _described(weights: Mapping[str, str]) -> str:
