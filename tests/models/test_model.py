@@ -248,7 +248,7 @@ def test_checkpointing_computes_the_blocks_again_and_the_same_gradients(kind: st
         model = model_of(kind, {**options, "gradient_checkpointing": on, "dropout": 0.2}).train()
         count: list[int] = []
         model.blocks[0].register_forward_pre_hook(lambda *_, count=count: count.append(1))
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         total(answers(model, random_batch())).backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
         runs.append(len(count))

@@ -22,7 +22,7 @@ each_objective = pytest.mark.parametrize(("kind", "options"), **labelled(OBJECTI
 
 def losses_of(root: TrainableRoot, batch: Batch, kind: str, *, seed: int = 0, step: int = 50) -> Losses:
     """The losses of a step at a time when every part of an objective takes part."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return root(batch, RowGenerator(seed, batch.position_B), kind, step)
 
 

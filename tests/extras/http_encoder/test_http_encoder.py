@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import ssl
 import threading
 from collections.abc import Iterator
@@ -22,12 +23,15 @@ from mm_ldlm.extras.http_encoder.encoder import vectors_of
 
 TEXTS = [f"sentence number {number} {'of some length ' * (number % 5)}" for number in range(90)]
 KEY = "sk-a-secret-key"
+TRUSTED = functools.cache(ssl.create_default_context)
+"""Reads all certificates of the machine once"""
 
 
 @pytest.fixture(autouse=True)
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """A running service, to which failed requests are repeated almost at once."""
     monkeypatch.setattr(client, "FIRST_WAIT", 0.002)
+    monkeypatch.setattr(ssl, "create_default_context", TRUSTED)
     with running() as found:
         yield found
 
