@@ -1,7 +1,6 @@
 """Sessions of a run in the launching process, on a dataset of files."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,6 @@ from mm_ldlm.training.session import read_status, run_session, write_status
 from mm_ldlm.training.spec import TrainingSpec
 
 Plan = Callable[..., TrainingSpec]
-
-
-def test_a_session_trains_once_and_names_the_run(
-    planned: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec, runs = planned(show_every_seconds=1, validate_every=2), tmp_path / "runs"
-    monkeypatch.setattr("torch.distributed.elastic.rendezvous.dynamic_rendezvous.get_method_name", lambda: "")
-    found = run_session(spec.to_dict(), runs)
-    assert (found["name"], found["step"], found["checkpoint"]) == (spec.name, 4, "step-00000004")
-    assert found["metrics"]["validation/loss"] > 0
-    assert {"tokenizer", "normaliser"} <= {path.name for path in (runs / spec.name).glob("checkpoints/step-*/*")}
-    events = [json.loads(line).get("event") for line in (runs / spec.name / session.LOG).read_text().splitlines()]
-    assert {"preflight", "start", "trains", "preview", "checkpoint", "end"} <= set(events)
-    monkeypatch.setattr(session, "launch", None)
-    assert run_session(spec.to_dict(), runs) == found
 
 
 def test_a_finished_run_continues_to_higher_limits_and_is_not_that_of_other_parameters(

@@ -9,13 +9,12 @@ import torch
 from tests.inference.runs import EXACT, WORD_TABLE
 from tests.training import task
 
-from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training import loop
 from mm_ldlm.training.validation import Validation
 
 
-@pytest.mark.parametrize("kind", OBJECTIVES.known)
-def test_every_kind_is_validated_the_same_way_each_time_and_changes_nothing(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["multimodal", "text_diffusion"])
+def test_a_run_is_validated_the_same_way_each_time_which_changes_nothing(kind: str, tmp_path: Path) -> None:
     run = task.built(task.spec(kind, validate_every=1, validation_examples=20), tmp_path)
     task.train_until(run, 2)
     before, mode = task.held(run), run.learner.root.training
@@ -27,8 +26,7 @@ def test_every_kind_is_validated_the_same_way_each_time_and_changes_nothing(kind
     totals = [sum(weights.get(name, 0) * first.get(f"{kind}/{name}", 0) for name in weights)
               for kind in run.stepper.objective.kinds]  # fmt: skip
     assert first["loss"] == pytest.approx(sum(totals) / len(totals))
-    if "nll" in first:
-        assert first["perplexity"] == pytest.approx(math.exp(first["nll"]))
+    assert first["perplexity"] == pytest.approx(math.exp(first["nll"]))
 
 
 def test_pitfall_20_the_averages_are_validated(tmp_path: Path) -> None:

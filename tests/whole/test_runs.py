@@ -27,6 +27,7 @@ from mm_ldlm.extras.mlflow.client import HEADLINE, MlflowRun
 from mm_ldlm.extras.starter.corpus import generate_starter_corpus
 from mm_ldlm.pipeline_registry import register_pipelines
 from mm_ldlm.pipelines import MAIN
+from mm_ldlm.training import session
 
 Kedro = Callable[..., Any]
 HEADLINES = {
@@ -63,6 +64,18 @@ def test_a_run_leaves_every_artifact_and_the_headline_numbers(finished: Path) ->
     assert metrics.pop("made_by")["run"] == catalog.load("run")["name"]
     assert all(isinstance(value, (int, float)) and math.isfinite(value) for value in metrics.values())
     assert "<html" in catalog.load("report")[:1000].lower()
+
+
+def test_a_session_trains_once_and_names_the_run(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = finished / "data/test/06_models"
+    found, runs = read(models / "run.json"), models / "runs"
+    assert (found["step"], found["checkpoint"]) == (12, "step-00000012")
+    assert found["metrics"]["validation/loss"] > 0
+    assert {"tokenizer", "normaliser"} <= {path.name for path in (runs / found["name"]).glob("checkpoints/step-*/*")}
+    events = [json.loads(line).get("event") for line in (runs / found["name"] / session.LOG).read_text().splitlines()]
+    assert {"preflight", "start", "trains", "preview", "checkpoint", "end"} <= set(events)
+    monkeypatch.setattr(session, "launch", None)
+    assert session.run_session(read(runs / session.SPEC), runs) == found
 
 
 def test_its_mlflow_run_is_finished_and_has_its_curves(finished: Path) -> None:

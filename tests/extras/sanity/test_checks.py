@@ -14,7 +14,7 @@ from mm_ldlm.extras.sanity.checks import SanityConfig, _batch, check_sanity, che
 from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training import loop
 
-QUICK = SanityConfig(examples=8, max_steps=25, fall=0.9, lr=2e-2)
+QUICK = SanityConfig(examples=8, max_steps=18, fall=0.9, lr=2e-2)
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES.known)
