@@ -17,7 +17,7 @@ from mm_ldlm.inference.loading import Parts
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.models.base import MODELS
 from mm_ldlm.objectives.base import OBJECTIVES, Batch
-from mm_ldlm.sampling.registry import TEXT_SAMPLERS, text_sampler
+from mm_ldlm.sampling.registry import text_sampler
 from mm_ldlm.sampling.search import SearchConfig
 
 STEPS = 260
@@ -51,18 +51,6 @@ def learned() -> MMLDLM:
     able = objective.capabilities(model)
     parts = Parts(frozen.objective.generative_model(frozen.model), able, tokenizer(), plain.normalisers)
     return MMLDLM(parts, BagEncoder())
-
-
-@pytest.mark.parametrize("kind", sorted(TEXT_SAMPLERS))
-def test_every_sampler_rebuilds_from_masks_what_was_learned(kind: str, learned: MMLDLM) -> None:
-    known = getattr(TEXT_SAMPLERS.find(kind, at=""), "__dataclass_fields__", {})
-    given: dict[str, Any] = {"steps": 8, "temperature": 0.5}
-    options = {key: value for key, value in given.items() if key in known}
-    options |= {"inner": text_sampler("confidence", **given)} if "inner" in known else {}
-    options |= {"timestep": "mask_ratio"} if "timestep" in known else {}
-    sampler = text_sampler(kind, **options)
-    if learned.capabilities.sampler_refusal(sampler, "l2t", given_latent=True) is None:
-        assert list(learned.invert(learned.encode(TEXTS), sampler=sampler).texts) == TEXTS
 
 
 def test_fewer_calls_do_for_what_is_certain(learned: MMLDLM) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from tests.components import SHAPE, inputs_of, model_of, random_batch
-from torch.nn import functional as F
 
 from mm_ldlm.core import ConfigurationError, parse_kind
 from mm_ldlm.models.base import MODELS
@@ -125,22 +124,3 @@ def test_tables_start_at_the_encoders_vectors() -> None:
 def test_sizes_that_do_not_fit_one_another_are_refused(options: dict[str, Any], named: Any, refuses: Any) -> None:
     with refuses(ConfigurationError, named):
         model_of("mmdit", options)
-
-
-def test_both_directions_overfit_one_batch() -> None:
-    model, batch = model_of("mmdit", {"dim": 32, "latent_tokens": 2}, stirred=False).train(), random_batch(examples=8)
-    given, valid_BL = inputs_of(model, batch), batch.valid_BL
-    masks_BL = torch.where(valid_BL, SHAPE.mask_id, batch.tokens_BL)
-    to_text = given | {"tokens_BL": masks_BL, "t_text_B": torch.ones(8), "t_latent_B": torch.zeros(8)}
-    to_latent = given | {
-        "latents_Bd": torch.zeros_like(given["latents_Bd"]), "t_text_B": torch.zeros(8), "t_latent_B": torch.ones(8)
-    }  # fmt: skip
-    optimizer, lowest = torch.optim.AdamW(model.parameters(), lr=5e-3), torch.inf
-    for _ in range(80):
-        text = F.cross_entropy(model(**to_text, heads=("text",)).logits[valid_BL], batch.tokens_BL[valid_BL])
-        latent = F.mse_loss(model(**to_latent, heads=("latent",)).latent_Bd, given["latents_Bd"])
-        optimizer.zero_grad()
-        (text + latent).backward()
-        optimizer.step()
-        lowest = min(lowest, max(float(text.detach()), 2 * float(latent.detach())))
-    assert lowest < 0.1, "of both losses in one step; a later one may rise again"

@@ -55,7 +55,6 @@ def test_masks_are_probabilities_of_tokens_and_of_nothing_else(policy: str, rows
 
 
 @pytest.mark.parametrize("sharpening", [True, False])
-@settings(max_examples=100)
 @given(rows=texts, t=st.floats(1e-4, 1))
 def test_pitfall_21_the_expected_share_of_masks_is_that_of_the_schedule(
     sharpening: bool, rows: list[list[float]], t: float

@@ -106,7 +106,7 @@ def distance(found: list[tuple[int, ...]], law: dict[tuple[int, ...], float]) ->
     ],
 )  # fmt: skip
 def test_small_steps_draw_the_texts_of_the_data(schedules: dict[str, Any], settings: dict[str, Any]) -> None:
-    exact, canvas_BL = Exact(LAW, process_of(schedules)), torch.full((2000, 4), MASK)
+    exact, canvas_BL = Exact(LAW, process_of(schedules)), torch.full((1200, 4), MASK)
     coarse, fine = (distance(texts(write(exact, canvas_BL, steps=s, **settings).tokens), LAW) for s in (5, 48))
     assert fine < min(0.09, coarse / 3)
 

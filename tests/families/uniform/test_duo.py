@@ -48,7 +48,7 @@ def test_the_loss_of_the_curriculum_is_its_part_of_the_nelbo(schedule: str) -> N
     """∫ over the t where α falls from 0.9 to 0.1, whatever the distribution of the drawn times; by quadrature over t."""
     options = {"process": {"kind": "uniform", "schedule": {"kind": schedule}}, "temperature": 0.0}
     root = root_of("duo", {**options, "kept_first": 0.9, "kept_last": 0.1}, stirred=False)
-    process, count, words = root.objective.process, 40_000, SHAPE.word_ids
+    process, count, words = root.objective.process, 20_000, SHAPE.word_ids
     tokens_BL = torch.full((count, 1), words[0])
     batch = Batch(
         tokens_BL, tokens_BL != SHAPE.pad_id, {}, torch.arange(count), torch.arange(count),
