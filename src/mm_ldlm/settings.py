@@ -1,21 +1,26 @@
-"""Kedro's settings: the hooks, the configuration loader, and every telemetry service switched off."""
+"""Kedro's settings: the hooks, the context, the configuration loader, and every telemetry service switched off."""
 
+import functools
 import logging
 import os
 from typing import Any
 
 # Set before the tools are imported: each reads its variable when it is imported.
-os.environ["KEDRO_DISABLE_TELEMETRY"] = "1"
-os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-os.environ["DO_NOT_TRACK"] = "1"
-os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ |= {
+    "KEDRO_DISABLE_TELEMETRY": "1", "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}  # fmt: skip
 # MLflow retries each request to a server seven times and waits two minutes for each. A run does not wait that long for
 # its tracking; the variables of the same names override these values.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")  # seconds
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
-# The threads of a tokenizer do not survive a fork, and the data workers and the launcher fork.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ |= {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "4",  # seconds
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    # The threads of a tokenizer do not survive a fork, and the data workers and the launcher fork.
+    "TOKENIZERS_PARALLELISM": "false",
+} | os.environ
+
+from kedro.framework.context import KedroContext
 
 from mm_ldlm.app.config_loader import LayeredConfigLoader
 from mm_ldlm.app.datasets import Catalog
@@ -40,8 +45,20 @@ CONFIG_LOADER_ARGS: dict[str, Any] = {
     "custom_resolvers": {"results_of": results_of, "runs_of": runs_of},
 }
 
-# mm_ldlm.app.parameters checks the parameters (docs/decisions/0001). Kedro's own check warns about names that only type
-# checkers import. It is silenced here and not in conf/logging.yml, because notebooks log by other settings.
-logging.getLogger("kedro.validation").setLevel(logging.ERROR)
+
+class Context(KedroContext):
+    """Leaves the parameters as the loader reads them: `mm_ldlm.app.parameters` checks them (docs/decisions/0001).
+
+    Kedro would make a configuration of each section whose node it can read the annotation of, with other errors.
+    """
+
+    @functools.cached_property
+    def params(self) -> dict[str, Any]:
+        """The parameters as mappings."""
+        return self.config_loader["parameters"]
+
+
+CONTEXT_CLASS = Context
+
 # The hook replaces the parameters in the catalog by their types (mm_ldlm.app.hooks), with a warning for each.
 logging.getLogger("kedro.io.data_catalog").setLevel(logging.ERROR)

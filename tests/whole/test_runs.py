@@ -198,6 +198,7 @@ def _bad_inputs(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         (folder / f"{name}.txt").write_bytes(content)
         yield name, {"ingestion": {"sources": [{"kind": "text", "path": str(folder / f"{name}.txt")}]}}
     yield "layout", {"ingestion": {"sources": [{"kind": "layout", "path": str(folder / "long.txt")}]}}
+    yield "key", {"tokenizer": {"max_lenght": 8}}
     yield "data", {"data": str(folder / "empty.txt")}
 
 

@@ -100,7 +100,10 @@ class TrackingHooks:
             log.info("MLflow run %s in '%s' at %s", self._run.run_id, tracking.experiment, mask(self._run.uri))
             if tracking.system_metrics:
                 self._send("watch")
-        about = {"pipelines": self._pipelines, "environment": environment, "command": self._command}
+        about = {
+            "pipelines": self._pipelines, "environment": environment, "command": self._command,
+            "mlflow.source.name": begin, "mlflow.source.type": "LOCAL",  # without them MLflow hides the commit
+        }  # fmt: skip
         self._send("tag", about | {"kedro_run": run_params["run_id"]} | _commit(self._project))
         run = self._run
         catalog.save("tracking_reference", {"tracking_uri": run and run.uri, "run_id": run and run.run_id})
