@@ -103,7 +103,7 @@ class Generation(Suite):
             headline("entropy_sample", "token entropy", "plain", "nats"),
             headline("self_bleu", "self-BLEU", "points"),
             headline("perplexity", "generative perplexity", "plain", "under another model", leading=True),
-            headline("memorised", "memorised", "plain"),
+            headline("memorised", "memorised", "fraction"),
         )
 
     def section(self, page: ReportInputs) -> dict[str, Any]:
