@@ -19,7 +19,7 @@ from tests.inference.runs import DIM as RUN_DIM
 from tests.inference.runs import write_run
 
 from mm_ldlm.core import EvaluationError, parse
-from mm_ldlm.data.latents.recognition import cosines_of
+from mm_ldlm.data.latents.recognition import cosines_of, unit
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.extras.audit import audit as room
 from mm_ldlm.extras.audit.audit import audit, strongest, sufficient_noise
@@ -186,6 +186,12 @@ def test_the_adaptive_attacker_is_nearer_to_the_vectors_wherever_it_knows_enough
     assert abs(measured.loc["secret rotation, 400 known pairs", "naive"]) < 0.2
     assert measured.loc["noise 3", "adaptive"] > measured.loc["noise 3", "naive"] + 0.1
     assert measured.loc["binary", "adaptive"] > measured.loc["binary", "naive"]
+
+
+def test_an_attacker_with_few_pairs_leaves_slightly_noised_vectors_although_a_dimension_is_constant() -> None:
+    rng = np.random.default_rng(0)
+    vectors = unit(rng.normal(size=(50, 64)) * (np.arange(64) > 0))
+    assert adaptive(vectors + 0.05 / 8 * rng.normal(size=vectors.shape), vectors)[0] == "none"
 
 
 def test_noise_has_the_length_of_its_name(measured: pd.DataFrame) -> None:

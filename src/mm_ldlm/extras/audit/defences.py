@@ -171,7 +171,8 @@ def adaptive(stored_md: Floats, original_md: Floats) -> tuple[str, Map]:
     The cosine on held-out pairs is of standardised vectors, which the model reads.
     """
     cut = max(1, round(len(stored_md) * HELD_OUT))
-    mean_d, std_d = original_md.mean(axis=0), np.maximum(original_md.std(axis=0), 1e-12)
+    mean_d, std_d = original_md.mean(axis=0), original_md.std(axis=0)
+    std_d[std_d <= 1e-6 * std_d.max()] = np.inf  # the normaliser maps constant dimensions to 0
     held_md = (original_md[:cut] - mean_d) / std_d
     scores = []
     for name, fit in _FITS.items():
