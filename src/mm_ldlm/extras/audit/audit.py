@@ -93,7 +93,7 @@ def audit(config: AuditConfig, model: "MMLDLM", *, seed: int) -> dict[str, Any]:
             "encoder_cosine": alike, "too_long": sum(length > model.max_length for length in lengths),
         },
         "model": {
-            "name": config.model, "step": model.parts.step, "fingerprints": dict(model.parts.fingerprints),
+            "name": run_of(config.model).name, "step": model.parts.step, "fingerprints": dict(model.parts.fingerprints),
             "max_length": model.max_length, "adapter": _adapter(model),
             "parameters": sum(parameter.numel() for parameter in model.model.model.parameters()),
         },
