@@ -119,15 +119,14 @@ class ModalityGeneration(DenoiserGeneration):
 
     def _joint_denoiser(self) -> JointDenoiser:
         def predict(
-            tokens_BL: Tensor, t_text_B: Tensor, z_Bd: Tensor, t_latent_B: Tensor, asked_BL: Tensor,
-            x0_Bd: Tensor | None,
-        ) -> tuple[Tensor, Tensor]:  # fmt: skip
+            tokens_BL: Tensor, z_Bd: Tensor, t_B: Tensor, asked_BL: Tensor, x0_Bd: Tensor | None
+        ) -> tuple[Tensor, Tensor]:
             out = self.model(
                 tokens_BL,
                 valid_BL=tokens_BL != self.shape.pad_id,
-                t_text_B=t_text_B,
+                t_text_B=t_B,
                 latents_Bd=z_Bd,
-                t_latent_B=t_latent_B,
+                t_latent_B=t_B,
                 self_condition_Bd=x0_Bd,
                 logits_at=asked_BL,
                 heads=("text", "latent"),

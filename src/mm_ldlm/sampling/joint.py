@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core import refuse_if
-from mm_ldlm.sampling.ancestral import reverse_step, time_of
+from mm_ldlm.sampling.ancestral import reverse_step
 from mm_ldlm.sampling.denoising import Canvas, TextSample
 from mm_ldlm.sampling.gaussian import DdimConfig, LatentDenoiser, LatentSample, ddim_step, estimate_at
 from mm_ldlm.sampling.logit_filters import Draw
 
 JointOrder = Literal["together", "latent_first", "text_first"]
-PredictBoth = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""(tokens_BL, t_text_B, z_Bd, t_latent_B, scored_BL, previous x0 or None) → (logits_MV, latent prediction (B, d))."""
+PredictBoth = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""(tokens_BL, z_Bd, t_B of both, scored_BL, previous x0 or None) → (logits_MV, latent prediction (B, d))."""
 
 
 def refuse_samplers(order: JointOrder, text: Any, latent: Any) -> None:
@@ -59,9 +59,8 @@ class JointDenoiser(LatentDenoiser):
 def together(canvas: Canvas, *, dim: int, draw: Draw, latent: DdimConfig) -> tuple[TextSample, LatentSample]:
     """Take ancestral steps in the text and DDIM steps in the latent, with one model call per step.
 
-    Their times are equal if `latent.t_max` is 1; otherwise the latent begins at that time. The denoiser of the canvas
-    is a `JointDenoiser`, each call of which predicts both. Guidance does not apply, because there is no condition to
-    drop.
+    Both have the same time, which falls from `latent.t_max`. The denoiser of the canvas is a `JointDenoiser`, each call
+    of which predicts both. Guidance does not apply, because there is no condition to drop.
     """
     denoise: JointDenoiser = canvas.denoise
     process, generator = canvas.diffusion, canvas.generator
@@ -71,10 +70,9 @@ def together(canvas: Canvas, *, dim: int, draw: Draw, latent: DdimConfig) -> tup
     every_B = torch.arange(len(z_Bd), device=z_Bd.device)
     previous_Bd: Tensor | None = None
     for step, (now, then) in enumerate(pairwise(points)):
-        t_B, s_B = (time_of(at, latent.steps, canvas.tokens) for at in (step, step + 1))
+        t_B, s_B = (torch.full(every_B.shape, at.t, dtype=torch.float64, device=z_Bd.device) for at in (now, then))
         scored_BL = process.scored(text.tokens, canvas.writable_BL)
-        t_latent_B = torch.full_like(t_B, now.t, dtype=torch.float32)
-        logits_MV, prediction_Bd = denoise.predict(text.tokens, t_B.float(), z_Bd, t_latent_B, scored_BL, previous_Bd)
+        logits_MV, prediction_Bd = denoise.predict(text.tokens, z_Bd, t_B.float(), scored_BL, previous_Bd)
         noisy_M, t_M = text.tokens[scored_BL], t_B[scored_BL.nonzero()[:, 0]]
         log_x0_MV = process.log_x0(process.x0_logits(logits_MV, noisy_M, t_M), noisy_M)
         canvas.observe(text.tokens, scored_BL, log_x0_MV)

@@ -49,12 +49,12 @@ def joint(*, dropped: bool = True) -> tuple[StatesDenoiser, list[Any]]:
     """A model whose states are known, and what it receives in each call."""
     seen: list[Any] = []
 
-    def states(tokens: Tensor, t: Tensor, z: Tensor, t_state: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
-        seen.append((tokens.clone(), t.tolist(), z.clone(), t_state.tolist(), asked.clone()))
+    def states(tokens: Tensor, z: Tensor, t: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+        seen.append((t.tolist(), z.clone(), asked.clone()))
         return torch.zeros(int(asked.sum()), 10), clean(tokens.shape[1]).expand(len(tokens), -1, -1)
 
     def without(tokens: Tensor, t: Tensor, rows_A: Tensor, asked: Tensor) -> Tensor:
-        seen[-1] += (rows_A.tolist(), torch.equal(asked, seen[-1][4]))
+        seen[-1] += (rows_A.tolist(), torch.equal(asked, seen[-1][2]))
         return torch.zeros(int(asked.sum()), 10)
 
     return StatesDenoiser(logits=without, predict=states, dim=DIM, schedule=SCHEDULE, dropped=dropped), seen
@@ -75,10 +75,10 @@ def sampled(
 def test_each_state_goes_from_noise_to_the_estimate_of_its_own_token() -> None:
     _, seen = sampled([5, 3])
     points = grid(SCHEDULE, steps=STEPS, t_max=1.0)
-    first = seen[0][2]
+    first = seen[0][1]
     assert first.shape == (2, 5, DIM)
-    for number, (_, text, z, state, _) in enumerate(seen):
-        assert text == state == pytest.approx([1 - number / STEPS] * 2)
+    for number, (t, z, _) in enumerate(seen):
+        assert t == pytest.approx([1 - number / STEPS] * 2)
         expected = points[number].signal * clean(5) + points[number].noise * first
         torch.testing.assert_close(z, expected.expand(2, -1, -1), atol=1e-5, rtol=1e-5)
     assert len(seen) == STEPS
@@ -88,14 +88,14 @@ def test_the_states_of_a_text_do_not_depend_on_the_padding_of_its_batch() -> Non
     whole, together = sampled([5, 3], eta=0.5)
     alone, single = sampled([3], numbers=[1], eta=0.5)
     assert torch.equal(whole.tokens[1, :3], alone.tokens[0])
-    for (_, _, z, _, _), (_, _, own, _, _) in zip(together, single, strict=True):
+    for (_, z, _), (_, own, _) in zip(together, single, strict=True):
         torch.testing.assert_close(z[1, :3], own[0])
 
 
 @pytest.mark.parametrize("guidance", [1.0, 2.0])
 def test_the_prediction_without_states_is_asked_for_at_the_same_positions(guidance: float) -> None:
     found, seen = sampled([5, 3], guidance=guidance)
-    assert all(call[5:] == (() if guidance == 1.0 else ([0, 1], True)) for call in seen)
+    assert all(call[3:] == (() if guidance == 1.0 else ([0, 1], True)) for call in seen)
     calls = STEPS if guidance == 1.0 else 2 * STEPS
     assert (found.calls_per_row.tolist(), found.model_calls) == ([calls] * 2, calls)
 
@@ -104,7 +104,7 @@ def test_only_open_masks_are_written_and_asked_for() -> None:
     open_BL = torch.tensor([[False, True, True, False, True], [True, False, True, True, True]])
     found, seen = sampled([5, 3], open_BL=open_BL)
     expected = torch.tensor([[False, True, True, False, True], [True, False, True, False, False]])
-    assert torch.equal(seen[0][4], expected)
+    assert torch.equal(seen[0][2], expected)
     assert torch.equal(found.steps >= 0, expected)
     assert (found.tokens[0, [0, 3]] == MASK).all()
     assert found.tokens[1, 3:].tolist() == [PAD, PAD]

@@ -44,8 +44,8 @@ from mm_ldlm.sampling.registry import text_sampler
 class StatesDenoiser(TextDenoiser):
     """Denoiser of texts and of one continuous state per token, of `dim` dimensions."""
 
-    predict: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    """(tokens_BL, t_text_B, states_BLd, t_state_B, scored_BL) → (logits_MV, clean states (B, L, d))."""
+    predict: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """(tokens_BL, states_BLd, t_B of both, scored_BL) → (logits_MV, clean states (B, L, d))."""
     dim: int
     schedule: GaussianSchedule
     dropped: bool
@@ -81,9 +81,9 @@ class JointStatesConfig(DiffusionSampler):
         B, L = canvas.tokens.shape
 
         def predict(
-            noisy_BL: Tensor, t_B: Tensor, z_Bn: Tensor, t_state_B: Tensor, scored_BL: Tensor, previous: Tensor | None
+            noisy_BL: Tensor, z_Bn: Tensor, t_B: Tensor, scored_BL: Tensor, previous: Tensor | None
         ) -> tuple[Tensor, Tensor]:
-            logits_MV, found_BLd = denoise.predict(noisy_BL, t_B, z_Bn.view(B, L, denoise.dim), t_state_B, scored_BL)
+            logits_MV, found_BLd = denoise.predict(noisy_BL, z_Bn.view(B, L, denoise.dim), t_B, scored_BL)
             if self.guidance != 1.0:
                 every_B = torch.arange(B, device=noisy_BL.device)
                 dropped_MV = denoise.logits(noisy_BL, t_B, every_B, scored_BL)
@@ -246,11 +246,11 @@ class CcddGeneration(DenoiserGeneration):
         )  # fmt: skip
 
     def _joint(
-        self, tokens_BL: Tensor, t_text_B: Tensor, states_BLd: Tensor, t_state_B: Tensor, asked_BL: Tensor
+        self, tokens_BL: Tensor, states_BLd: Tensor, t_B: Tensor, asked_BL: Tensor
     ) -> tuple[Tensor, Tensor]:
         out = self.model(
-            tokens_BL, valid_BL=tokens_BL != self.shape.pad_id, t_text_B=t_text_B, states_BLd=states_BLd,
-            t_state_B=t_state_B, logits_at=asked_BL,
+            tokens_BL, valid_BL=tokens_BL != self.shape.pad_id, t_text_B=t_B, states_BLd=states_BLd,
+            t_state_B=t_B, logits_at=asked_BL,
         )  # fmt: skip
         return out.logits, out.states_BLd
 
