@@ -17,7 +17,6 @@ Action = Literal["apply", "skip", "rollback", "stop"]
 
 OVERFLOWS = 24
 """Number of fp16 overflows in a row that the loss scale can explain: it starts at 2¹⁶ and halves each time."""
-_COUNTS = ("consecutive_skips", "consecutive_spikes", "consecutive_overflows", "rollbacks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,16 +29,16 @@ class Verdict:
     non_finite: bool = False
 
 
+@dataclasses.dataclass
 class Guard:
     """Guard with counts and windows across steps; each kind of step has its own window, because losses differ."""
 
-    def __init__(self, config: GuardConfig) -> None:
-        self.config = config
-        self.consecutive_skips = 0
-        self.consecutive_spikes = 0
-        self.consecutive_overflows = 0
-        self.rollbacks = 0
-        self._windows: dict[str, collections.deque[float]] = {}
+    config: GuardConfig
+    consecutive_skips: int = 0
+    consecutive_spikes: int = 0
+    consecutive_overflows: int = 0
+    rollbacks: int = 0
+    windows: dict[str, collections.deque[float]] = dataclasses.field(default_factory=dict)
 
     def judge(
         self, *, kind: str, loss: float, grad_norm: float, bad_ranks: list[int], overflow: bool = False
@@ -103,11 +102,11 @@ class Guard:
     def forget(self) -> None:
         """Reset counts and windows after a roll-back; the number of roll-backs is kept."""
         self.consecutive_skips = self.consecutive_spikes = self.consecutive_overflows = 0
-        self._windows.clear()
+        self.windows.clear()
 
     def _score(self, name: str, value: float) -> float:
         """Compute (value − median) / (1.4826 · MAD) over the window; 0 while the window is short."""
-        window = self._windows.get(name, ())
+        window = self.windows.get(name, ())
         if len(window) < max(self.config.spike_window // 4, 8):
             return 0.0
         middle = statistics.median(window)
@@ -115,15 +114,15 @@ class Guard:
         return (value - middle) / max(spread, 0.01 * abs(middle), 1e-12)
 
     def _admit(self, name: str, value: float) -> None:
-        self._windows.setdefault(name, collections.deque(maxlen=self.config.spike_window)).append(value)
+        self.windows.setdefault(name, collections.deque(maxlen=self.config.spike_window)).append(value)
 
     def to_dict(self) -> dict[str, Any]:
-        windows = {name: list(window) for name, window in self._windows.items()}
-        return {name: getattr(self, name) for name in _COUNTS} | {"windows": windows}
+        counts = {name: count for name, count in vars(self).items() if isinstance(count, int)}
+        return counts | {"windows": {name: list(window) for name, window in self.windows.items()}}
 
     def load(self, found: dict[str, Any]) -> None:
-        for name in _COUNTS:
-            setattr(self, name, int(found.get(name, 0)))  # older checkpoints have no overflows
+        counts = self.to_dict().keys() - {"windows"}
+        vars(self).update({name: int(found.get(name, 0)) for name in counts})  # older checkpoints have no overflows
         size = self.config.spike_window
         windows = {name: map(float, values) for name, values in found["windows"].items()}
-        self._windows = {name: collections.deque(values, maxlen=size) for name, values in windows.items()}
+        self.windows = {name: collections.deque(values, maxlen=size) for name, values in windows.items()}
