@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, ClassVar, Protocol, Self
+from typing import Annotated, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -320,7 +320,7 @@ class OneStepConfig(GridSampler):
     """One-step estimate of x0 by a single model call: the regression baseline for samplers."""
 
     kind: str = "one_step"
-    steps: ClassVar[int] = 1  # type: ignore[misc]
+    steps: Literal[1] = 1
 
     def solve(self, x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
         """Estimate x0 at the first point."""
