@@ -103,4 +103,4 @@ def test_a_set_is_refused_before_a_run_if_a_resample_of_it_may_have_one_score_on
         file = Path(folder, "f")
         file.write_text("".join(f"a{i},b{i},{gold}\n" for i, gold in enumerate(golds)))
         with contextlib.nullcontext() if chance < 1e-6 else pytest.raises(EvaluationError):
-            check_sets(StsConfig(files={"set": str(file)}))
+            check_sets(StsConfig(files={"set": str(file)}), seed=0)

@@ -139,7 +139,7 @@ class ProjectHooks:
         unused = {name for name, used in (("training", not only_plans), ("encoder", embeds)) if not used}
         check_machine(typed, read=read, unused=unused)
         if "evaluation" in read:
-            check_sets(typed["evaluation"].sts)
+            check_sets(typed["evaluation"].sts, seed=typed["seed"])
         if "training" in read:
             refuse_missing_origin(typed["training"], runs=Path(self._entries["runs"]["filepath"]))
         if launches:

@@ -267,15 +267,15 @@ RAREST = 1e-6
 """Largest probability that all pairs of a resample of an STS set have one score"""
 
 
-def check_sets(config: StsConfig) -> None:
-    """Read the STS sets that are files, so that a run does not find at its end that it cannot.
+def check_sets(config: StsConfig, *, seed: int) -> None:
+    """Read the STS sets that are not on the hub, so that a run does not find at its end that it cannot.
 
     Raises:
         EvaluationError: one is missing or malformed, or has so few scores that some resample of it has only one.
     """
     for source in config.sources:
         if source.format != "hub":
-            pairs = load_sts(source)
+            pairs = load_sts(source, seed=seed)
             counts = Counter(pairs.gold_N.tolist()).values()
             if sum((count / len(pairs)) ** len(pairs) for count in counts) > RAREST:
                 raise EvaluationError(

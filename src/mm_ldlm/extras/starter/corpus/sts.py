@@ -13,6 +13,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations, cycle, islice
 
 from mm_ldlm.core import SourceError
@@ -139,7 +140,8 @@ GRADES: tuple[tuple[float, str, Callable[[Draw], Pair | None]], ...] = (
 )
 
 
-def generate_starter_sts(*, seed: int, num_pairs: int = 480) -> list[STSPair]:
+@cache  # the check of the parameters and the suite read the same set
+def generate_starter_sts(*, seed: int, num_pairs: int = 480) -> tuple[STSPair, ...]:
     """Pairs in turn from the six grades, deterministic, no pair twice.
 
     Every scene belongs to the test combinations of ``generate_starter_corpus(seed=seed)``: give both the same seed.
@@ -158,4 +160,4 @@ def generate_starter_sts(*, seed: int, num_pairs: int = 480) -> list[STSPair]:
             )
         seen.add(frozenset(pair))
         pairs.append(STSPair(*pair, score, kind))
-    return pairs
+    return tuple(pairs)
