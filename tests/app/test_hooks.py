@@ -17,6 +17,7 @@ from mm_ldlm.app.parameters import SECTIONS
 from mm_ldlm.core import ConfigurationError, StoreError, purposeful
 from mm_ldlm.core.locks import take
 from mm_ldlm.models.mmdit import MMDiTConfig
+from mm_ldlm.pipelines.reporting import create_pipeline
 
 Refuses = Callable[..., Any]
 seen: list[Any] = []
@@ -131,6 +132,19 @@ def test_a_suite_that_runs_alone_ends_with_its_scores_and_their_file(
     assert "50.0 [40.0 – 60.0]: Spearman × 100; encoder 50.0" in text
     assert f"{tmp_path}/08_reporting/metrics_sts.json" in text
     assert "on disk" in text
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.1])
+def test_the_command_that_follows_a_run_gives_a_length_where_the_run_has_learned_none(
+    weight: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    session = Session(tmp_path, objective={"length_weight": weight})
+    (file := Path(session.entries["run"]["filepath"])).parent.mkdir(parents=True)
+    file.write_text('{"step": 100000}')
+    names = [f"reporting.{number}" for number in range(len(create_pipeline().nodes))]
+    session.run(Pipeline([node(remember, "params:seed", f"made_{n}", name=n, tags="reporting") for n in names]))
+    assert ("--length" in caplog.text.partition("next: ")[2]) == (weight == 0)
 
 
 def test_of_two_runs_in_one_folder_the_second_is_refused_until_the_first_ends(tmp_path: Path, refuses: Refuses) -> None:

@@ -295,16 +295,18 @@ class ProjectHooks:
         load = self._catalog.load
         if (steps := load("run")["step"]) < _FEW_STEPS:
             log.info("a trial: after %d steps of training, scores and texts mean nothing yet", steps)
-        uses = load("params:objective").capabilities(load("params:model")).uses
-        requests = _REQUESTS | {use: f"{use} texts.txt" for use in sorted(uses) if use in COMMANDS}
+        able = load("params:objective").capabilities(load("params:model"))
+        requests = _REQUESTS | {use: f"{use} texts.txt" for use in sorted(able.uses) if use in COMMANDS}
         from mm_ldlm.data.encoders import no_encoder
 
         reads = no_encoder(load("params:encoder")) is None
-        if found := [words for use, words in requests.items() if use in uses and (reads or use == "unconditional")]:
+        if found := [use for use in requests if use in able and (reads or use == "unconditional")]:
             chosen = load("params:evaluation").checkpoint
             checkpoint = "" if chosen == "latest" else f" --checkpoint {chosen}"
             run = load("parameters").get("run") or self._outputs
-            log.info("next: mm-ldlm %s --run %s%s", found[0], run, checkpoint)
+            chooses = able.length_refusal("sample", found[0], order="text_first") is None
+            length = "" if chooses else f" --length {load('params:tokenizer').max_length}"
+            log.info("next: mm-ldlm %s --run %s%s%s", requests[found[0]], run, checkpoint, length)
 
     @hook_impl
     def on_pipeline_error(self) -> None:
