@@ -47,7 +47,6 @@ class Outcome:
         status: finished, or failed.
         reason: last lines of the log of a failed session; "" for a finished one.
         seconds: wall time of the session, all pipelines together.
-        repeated: whether it was finished before and nothing was run.
     """
 
     member: str
@@ -56,7 +55,6 @@ class Outcome:
     reason: str
     seconds: float
     log: str
-    repeated: bool = False
 
 
 @dataclass
@@ -162,7 +160,7 @@ def finished_before(session: Session) -> Outcome | None:
         Dataset.open(session.paths["dataset"]).check()
     except MMLDLMError:  # the data changed since then
         return None
-    return Outcome(session.member, session.seed, "finished", "", record["seconds"], str(log_of(session)), repeated=True)
+    return Outcome(session.member, session.seed, "finished", "", record["seconds"], str(log_of(session)))
 
 
 def _missing(session: Session) -> list[str]:
