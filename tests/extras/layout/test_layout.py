@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data.corpus import test_wrapping as wrapping
 from tests.data.corpus.examples import Ingested, ingested, jsonl, read, reasons, texts
 
 from mm_ldlm.core import ConfigurationError, FingerprintError, SourceError, StoreError, UnsafePathError
 from mm_ldlm.data.corpus.sources import BadRow, Row
 from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
+from mm_ldlm.data.corpus.wrapping import TOKEN_IDS
 from mm_ldlm.data.latents.store import KIND, LatentStore, schema, table
-from mm_ldlm.data.store import write_store
+from mm_ldlm.data.store import ShardStore, write_store
 from mm_ldlm.extras.layout.export import write_layout
 
 TOKENIZER = load_tokenizer(TokenizerConfig(max_length=6))
@@ -103,6 +105,17 @@ def test_a_layout_appears_when_it_is_complete(made: Ingested, tmp_path: Path, mo
         with pytest.raises(KeyboardInterrupt):
             write_layout(tmp_path / name, made.records, tokenizer=Broken(TOKENIZER.base, max_length=6), latents=None)
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrapped_text_is_written_with_its_own_tokens(tmp_path: Path) -> None:
+    tokens = wrapping.limits({})  # its texts begin and end inside words
+    records, _ = wrapping.made(tmp_path, tokens)
+    write_layout(tmp_path / "out", records, tokenizer=load_tokenizer(tokens), latents=None)
+    splits = records.table(slice(None)).column("split").to_pylist()
+    own = ShardStore.open(records.directory / TOKEN_IDS, TOKEN_IDS).table(slice(None)).column(TOKEN_IDS).to_pylist()
+    for split in set(splits):
+        written = [np.load(file)["input_ids"].tolist() for file in sorted((tmp_path / "out/tokens" / split).iterdir())]
+        assert written == [ids for ids, each in zip(own, splits, strict=True) if each == split]
 
 
 def test_latents_of_other_records_are_not_written(made: Ingested, latents: LatentStore, tmp_path: Path) -> None:

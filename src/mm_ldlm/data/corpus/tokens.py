@@ -52,7 +52,7 @@ def build_tokenizer(records: ShardStore, config: TokenizerConfig) -> TextTokeniz
         train = np.flatnonzero(pc.equal(table.column("split"), "train").to_numpy())
         pairs = [meta_value(meta, PAIR) for meta in table.column("meta").take(train).to_pylist()]
         seconds = tokenizer.encode_base([pair for pair in pairs if pair is not None])
-        for values, offsets in (_base_ids(records, start + train, tokenizer, config), seconds):
+        for values, offsets in (base_ids(records, start + train, tokenizer), seconds):
             occurs[_cut(values, offsets, config.max_length)[0]] = True
     if not occurs.any():
         raise StoreError(
@@ -102,9 +102,9 @@ def tokenize_records(
     )  # fmt: skip
 
 
-def _base_ids(records: ShardStore, rows: Any, tokenizer: TextTokenizer, config: TokenizerConfig) -> tuple[Ints, Ints]:
+def base_ids(records: ShardStore, rows: Any, tokenizer: TextTokenizer) -> tuple[Ints, Ints]:
     """Return (values, offsets) of some records, in ids of the entire vocabulary; wrapped ones are stored as tokens."""
-    if config.wrap is None:
+    if "wrap" not in records.manifest.fingerprints:
         return tokenizer.encode_base(records.strings("text").take(rows))
     return ShardStore.open(records.directory / TOKEN_IDS, TOKEN_IDS).lists(TOKEN_IDS).take(rows)
 
@@ -119,7 +119,7 @@ def _tokens(
 ) -> pa.Table:
     """Return the rows of the store for some records, and add their tokens to the counts of the splits and lengths."""
     table = records.table(rows)
-    values, full_offsets = _base_ids(records, rows, tokenizer, config)
+    values, full_offsets = base_ids(records, rows, tokenizer)
     base, offsets = _cut(values, full_offsets, config.max_length)
     full, cut = np.diff(full_offsets), np.diff(offsets)
     longest = config.max_length if config.too_long != "truncate" else full.max(initial=0)

@@ -13,6 +13,7 @@ from mm_ldlm.core import StoreError, config
 from mm_ldlm.core.files import is_taken
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
+from mm_ldlm.data.corpus.tokens import base_ids
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import ShardStore
 from mm_ldlm.extras.layout.folder import LISTS, paths_of
@@ -71,7 +72,7 @@ def _write(folder: Path, records: ShardStore, tokenizer: TextTokenizer, latents:
     for start in range(0, len(records), _ROWS):
         rows = range(start, min(start + _ROWS, len(records)))
         found = records.table(rows).to_pylist()
-        values, offsets = tokenizer.encode_base([record["text"] for record in found])
+        values, offsets = base_ids(records, rows, tokenizer)
         ends = itertools.pairwise(offsets.tolist())
         vectors = [None] * len(rows) if latents is None else latents.fixed("latent").take(rows)
         for record, (first, end), vector in zip(found, ends, vectors, strict=True):
