@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.corpus import test_wrapping as wrapping
-from tests.data.corpus.examples import Ingested, ingested, jsonl, read, reasons, texts
+from tests.data.corpus.examples import Ingested, described, ingested, jsonl, read, reasons, texts
 
 from mm_ldlm.core import ConfigurationError, FingerprintError, SourceError, StoreError, UnsafePathError
 from mm_ldlm.data.corpus.sources import BadRow, Row
@@ -140,6 +140,12 @@ def test_pitfall_30_every_text_of_a_layout_is_a_row(tmp_path: Path, lists: bool,
     assert len(rows) == 5 + lists
     assert len(texts(rows)) == (1 if lists else 2)
     assert reasons(rows).count("unlisted_file") == (4 if lists else 3)
+
+
+def test_a_text_that_a_list_names_elsewhere_is_known_by_its_content(tmp_path: Path) -> None:
+    files = {"train_data.json": [{"text_path": "own/a.txt"}], "own/a.txt": "one"}
+    before = described(layout(folder_of(tmp_path, files)))
+    assert described(layout(folder_of(tmp_path, {**files, "own/a.txt": "two"}))) != before
 
 
 ODD = st.recursive(
