@@ -9,12 +9,6 @@ import pytest
 from mm_ldlm.distributed.launch import LaunchConfig, launch
 
 
-@pytest.fixture(autouse=True)
-def plain_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the names of functions out of torch's records: reading them from the stack of a test takes two seconds a launch."""
-    monkeypatch.setattr("torch.distributed.elastic.rendezvous.dynamic_rendezvous.get_method_name", lambda: "")
-
-
 @pytest.fixture(scope="session")
 def run_ranks(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`run_ranks(case, processes=2)` launches the ranks of a case and returns their folder."""

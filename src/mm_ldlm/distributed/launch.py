@@ -122,7 +122,7 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
         KeyboardInterrupt: the user pressed Ctrl-C; the workers have ended.
         SystemExit: the process received another signal (SIGTERM: 143); the workers have ended.
     """
-    from torch.distributed import DistError
+    from torch.distributed import DistError, TCPStore
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -135,19 +135,21 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
     _remove_old_logs(log_directory, keep=config.keep_logs - 1)
     started = time.time()
     alone = config.nodes == 1 or config.rendezvous is None
-    endpoint = "localhost:0" if alone else str(config.rendezvous)  # port 0: a free one
+    store = TCPStore("127.0.0.1", 0, None, True, multi_tenant=True, wait_for_workers=False) if alone else None
+    endpoint = str(config.rendezvous) if store is None else f"127.0.0.1:{store.port}"
     address = "127.0.0.1" if alone else config.address or environment.address_towards(endpoint)
     elastic = api.LaunchConfig(
         min_nodes=config.nodes,
         max_nodes=config.nodes,
         nproc_per_node=config.processes,
         run_id=config.job or uuid.uuid4().hex[:12],
-        rdzv_backend="c10d",
+        rdzv_backend="static" if alone else "c10d",  # c10d names its records by `inspect.stack`: seconds of a launch
         rdzv_endpoint=endpoint,
         rdzv_configs={
             "join_timeout": config.join_timeout,
             "read_timeout": config.join_timeout,  # of the connection to the first host
             "is_host": not config.node_rank,
+            "rank": 0,  # of a static rendezvous, which shares the server of `store`
         },
         max_restarts=config.max_restarts,
         monitor_interval=MONITOR_SECONDS,
