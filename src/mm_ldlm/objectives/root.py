@@ -1,5 +1,6 @@
 """Trainable root: the one module whose parameters are optimised, averaged, saved, restored, frozen and checked."""
 
+import inspect
 import itertools
 from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core import ConfigurationError
+from mm_ldlm.core import ConfigurationError, foreign_code
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape, Unset, init_weights
 from mm_ldlm.models.parts import tag
@@ -107,6 +108,17 @@ def build_root(
             shape, generator=generator, **{name: stores[name] for name in model.stores if name in stores}
         )
         made = objective.build(shape, **{name: stores[name] for name in objective.stores})
+    if inspect.isfunction(call := model.interface.__call__):
+        inputs = [*inspect.signature(call).parameters.values()][1:]
+        with foreign_code(lambda reason: ConfigurationError(
+            f"parameter 'model.kind': expected {model.kind!r} to build a model with the inputs of "
+            f"{model.interface.__name__} ({', '.join(each.name for each in inputs)}), found others ({reason}). Correct "
+            f"the arguments of {type(module).__name__}.forward."
+        )):  # fmt: skip
+            inspect.signature(module.forward).bind(
+                *[each.name for each in inputs if each.kind is each.POSITIONAL_OR_KEYWORD],
+                **{each.name: None for each in inputs if each.kind is each.KEYWORD_ONLY},
+            )
     name = type(made).__name__
     if not isinstance(made, Objective):
         raise ConfigurationError(
