@@ -241,6 +241,13 @@ def test_a_vocabulary_of_another_digest_is_refused(
         load_tokenizer(TokenizerConfig(max_length=8))
 
 
-def test_a_name_that_the_hub_and_its_cache_do_not_have_is_refused() -> None:
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_name_that_the_hub_and_its_cache_do_not_have_is_refused_without_a_wait(
+    offline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # no network
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("waits"))
+    module.base_from_name.cache_clear()
     with pytest.raises(ConfigurationError, match=r"no-one/nothing.*tokenizer\.path"):
         load_tokenizer(TokenizerConfig(name="no-one/nothing", max_length=8))

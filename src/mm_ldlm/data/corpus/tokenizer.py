@@ -413,7 +413,8 @@ def _from_vocabulary(path: Path, *, lowercase: bool) -> Any:
 
 
 def _through_transformers(name: str, revision: str | None) -> Any:
-    """Load a tokenizer of the hub, of its cache or of a folder by transformers."""
+    """Load a tokenizer of the hub, of its cache or of a folder by transformers, which would ask the hub five times."""
+    from huggingface_hub import snapshot_download
     from transformers import AutoTokenizer
 
     with foreign_code(lambda reason: ConfigurationError(
@@ -421,5 +422,9 @@ def _through_transformers(name: str, revision: str | None) -> Any:
         f"in this folder, found none ({reason}). Offline, copy its tokenizer.json into a folder and set "
         "'tokenizer.path' to that folder."
     )):  # fmt: skip
-        loaded = AutoTokenizer.from_pretrained(name, revision=revision or "main", use_fast=True)
+        files = ["*.json", "*.txt", "*.model", "*.jinja"]
+        loaded = AutoTokenizer.from_pretrained(
+            name if os.path.isdir(name) else snapshot_download(name, revision=revision, allow_patterns=files),
+            use_fast=True,
+        )
         return loaded.backend_tokenizer  # an AttributeError for a slow tokenizer
