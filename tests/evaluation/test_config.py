@@ -27,6 +27,8 @@ POINT = {"label": "a", "sampler": {"kind": "confidence", "steps": 2}}
         ("checkpoint", "newest"),
         ("likelihood.draws", 0),
         ("likelihood.other_texts", [{"name": "a", "path": "f"}, {"name": "a", "path": "g"}]),
+        ("inversion.sweep", [POINT, {**POINT, "label": "A."}]),  # one key of the scores
+        ("likelihood.other_texts", [{"name": "a-b", "path": "f"}, {"name": "a_b", "path": "g"}]),
     ],
 )
 def test_values_that_no_evaluation_can_use_are_refused(path: str, value: Any, refuses: Callable[..., Any]) -> None:

@@ -20,7 +20,7 @@ from mm_ldlm.core import (
 )
 from mm_ldlm.data.corpus.detokenising import Published
 from mm_ldlm.evaluation.bootstrap import Bootstrap
-from mm_ldlm.evaluation.sts_sets import Name, StsSource, load_sts
+from mm_ldlm.evaluation.sts_sets import Name, StsSource, load_sts, slug
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.limits import Draws, Length
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
@@ -54,8 +54,8 @@ class BootstrapConfig:
 
 
 def refuse_repeated(names: Sequence[str], *keys: str) -> None:
-    """Raise InvalidValue for `keys` if a name occurs twice."""
-    refuse_if(len(set(names)) != len(names), f"expected different names, found {list(names)}", *keys)
+    """Raise InvalidValue for `keys` if two names have the same letters and digits, which would be one key of scores."""
+    refuse_if(len(set(map(slug, names))) != len(names), f"expected different names, found {list(names)}", *keys)
 
 
 @config

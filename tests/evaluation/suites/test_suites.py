@@ -12,7 +12,7 @@ from tests.evaluation.suites.conftest import Run
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.suites import SUITES, flat_metrics, headlines, most_important, suites
-from mm_ldlm.evaluation.suites.base import plain, score, slug
+from mm_ldlm.evaluation.suites.base import plain, score
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
@@ -96,4 +96,3 @@ def test_values_become_plain_json() -> None:
 
     found = plain({1: np.float32(0.5), "a": (np.arange(2), {"b": np.True_}), "c": None})
     assert found == {"1": 0.5, "a": [[0, 1], {"b": True}], "c": None}
-    assert slug(" Search, K=4 (R 2)") == "search_k_4_r_2"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import json
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -166,11 +165,6 @@ def score(suite: Suite, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
 def plain(value: Any) -> Any:
     """Convert nested mappings, sequences and numpy values to JSON types."""
     return json.loads(json.dumps(value, default=lambda item: item.tolist()))
-
-
-def slug(text: str) -> str:
-    """Convert a text to lower-case letters, digits and '_', as a part of a key."""
-    return re.sub(r"[\W_]+", "_", text.lower()).strip("_")
 
 
 # -- tables of samples -------------------------------------------------------------------------------------------------
