@@ -12,7 +12,7 @@ from mm_ldlm.core import MASK, holds_credentials, mask, mask_values
 WORDS = st.text(string.ascii_letters + string.digits, min_size=8, max_size=20).map(lambda word: f"S3cret{word}")
 FORMS = (
     "postgresql://user:{}@host:5432/db", "http://{}@host", "https://user:{}@[::1]/x?y=1", "http://host/x?token={}&y=2",
-    "http://host/x?api_key={}", "http://host/x?X-Amz-Signature={}", "Authorization: Bearer {}", "user:{}@host",
+    "http://host/x?api_key={}", "http://host/x?X-Amz-Signature={}", "Authorization: Bearer {}", "Authorization: token {}", "user:{}@host",
     "http://user:a {}@host/", "http://user:a/{}@host/", "s3://key:{}@bucket", "http://h/#access_token={}",
     "http://user:a@{}@host", "//user:{}@host", "https://host/blob?se=1&sig={}", "--params=encoder.api_key={}",
     "host=db password='{}' user=me", 'x.password="a {} b",y=1', "x.token='{}",
@@ -20,6 +20,7 @@ FORMS = (
 PLAIN = (
     "http://host:5000/x", "sqlite:///data/mlflow.db", "a text: with a colon, mail to me@host.org", "12:30", "C:/folder",
     "http://host/x?max_tokens=32", "see http://host:80/x (me@host)", "key-value store", "git@github.com:a/b.git", "a@b",
+    "mask_token=[MASK] pad_token=<pad>",
 )  # fmt: skip
 
 
@@ -49,7 +50,9 @@ def test_the_value_of_a_key_that_names_a_secret_is_masked(key: str) -> None:
     assert mask_values({key: ["word", ("other",)]}) == {key: [MASK, (MASK,)]}
 
 
-@pytest.mark.parametrize("key", ["max_tokens", "token_vectors", "key", "splits.key", "keyboard"])
+@pytest.mark.parametrize(
+    "key", ["max_tokens", "token_vectors", "mask_token", "eos_token", "key", "splits.key", "keyboard"]
+)
 def test_the_value_of_another_key_is_shown(key: str) -> None:
     assert mask_values({key: "word"}) == {key: "word"}
 

@@ -22,10 +22,14 @@ _QUERY = re.compile(
     re.IGNORECASE,
 )
 """A value of the query of an address with the name of a credential."""
-_HEADER = re.compile(r"\b(?P<name>(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
-_NAME = (
-    r"(?:password|passwd|passphrase|pwd|secret|token|credentials?|authorization|(?:api|access|private|secret)[_-]?key)"
+_HEADER = re.compile(
+    r"\b(?P<name>(?:Bearer|Basic|Authorization['\"]?\s*[:=]\s*['\"]?[\w-]+)\s+)[\w.~+/=-]{8,}", re.IGNORECASE
 )
+_NAME = (
+    r"(?:password|passwd|passphrase|pwd|secret|(?<!mask_)(?<!(?:pad|unk|sep|cls|bos|eos)_)token|credentials?"
+    r"|authorization|(?:api|access|private|secret)[_-]?key)"
+)
+"""Names of credentials; the special tokens of a tokenizer are none"""
 _NAMES = re.compile(rf"(?:^|[_.\s-]){_NAME}$", re.IGNORECASE)
 """Keys whose value is a credential. `max_tokens` and `splits.key` are none."""
 _ASSIGNED = re.compile(rf"(?<![a-z0-9])(?P<name>{_NAME}=)(?:\"[^\"]*\"|'[^']*'|[\"']?[^\s,;&'\"]+)", re.IGNORECASE)
