@@ -87,8 +87,9 @@ def invert(
     length = length_of(model, length, "l2t", sampler=config)
     longest = length if isinstance(length, int) else model.max_length
     price = config.most_calls(max(longest, model.max_length))
-    free = isinstance(length, str) and model.model.has_length
-    search = _search_of(search, calls, samples, price=price, lengths=2 if free else 1)
+    search = _search_of(
+        search, calls, samples, price=price, lengths=2 if isinstance(length, str) and model.model.has_length else 1
+    )
     sources, raw_nd = model.targets(targets, name="targets")
     latents_nd, count = model.standardised(raw_nd), len(raw_nd)
     tried = 2 * (search.candidates + search.beam) if search.enabled else 1
@@ -98,7 +99,9 @@ def invert(
         sources = sources * samples
     writer = model.writer
     certain = getattr(getattr(config, "draw", None), "temperature", 1.0) == 0
-    lengths = writer.lengths(length, latents_nd, rows=len(raw_nd), seed=seed, ranks=samples if certain else 1)
+    lengths, log_probs_n = writer.lengths(
+        length, latents_nd, rows=len(raw_nd), seed=seed, ranks=samples if certain else 1
+    )
     if search.enabled:
         written = writer.search(
             lengths, latents_nd=latents_nd, sampler=config, config=search, seed=seed,
@@ -113,10 +116,7 @@ def invert(
         p = calibration.probabilities(made.cosines, made.log_probs)
         made = replace(made, p_exact=p["exact"], p_up_to_case=p["up_to_case"], p_content_words=p["content_words"])
     if samples > 1:
-        scores_n = made.log_probs if made.cosines is None else made.cosines
-        if made.cosines is None and free:
-            log_probs_nN = writer.length_log_probs(latents_nd, rows=len(raw_nd)).cpu().numpy()
-            scores_n = scores_n + LENGTH_WEIGHT * log_probs_nN[np.arange(len(raw_nd)), np.array(lengths) - 1]
+        scores_n = made.log_probs + LENGTH_WEIGHT * log_probs_n if made.cosines is None else made.cosines
         made = _several(made, count, samples, keep, scores_n=scores_n)
     return made if least is None else _abstained(made, getattr(made, f"p_{right}") < least)
 

@@ -160,23 +160,26 @@ class Writer:
         self.check_finite(found_nN.amax(dim=1).cpu().numpy(), "probabilities of lengths")
         return found_nN
 
-    def lengths(self, length: Length, latents_nd: Tensor | None, *, rows: int, seed: int, ranks: int = 1) -> list[int]:
+    def lengths(
+        self, length: Length, latents_nd: Tensor | None, *, rows: int, seed: int, ranks: int = 1
+    ) -> tuple[list[int], np.ndarray]:
         """Choose one length for each text: a number, 'sample', or otherwise the most probable one.
 
         With `ranks` above 1 the rows are that many parts of equal size, and the k-th part has the k-th most probable
-        length. A model that ends its texts by itself receives canvases of the maximum length.
+        length. A model that ends its texts by itself receives canvases of the maximum length. Return the lengths, and
+        the log-probabilities (n,) of those that were chosen, 0 for others.
         """
-        if isinstance(length, int):
-            return [length] * rows
-        if not self.model.has_length:
-            return [self.model.shape.max_length] * rows
+        if isinstance(length, int) or not self.model.has_length:
+            return [length if isinstance(length, int) else self.model.shape.max_length] * rows, np.zeros(rows)
         log_probs_nN = self.length_log_probs(latents_nd, rows=rows)
         if length == "sample":
             u_n = self.generator(range(rows), seed).fork("length").uniform()
-            return (draw_tokens(log_probs_nN, u_n, Draw()) + 1).tolist()
-        ranked_nN = log_probs_nN.argsort(dim=1, descending=True, stable=True) + 1
-        rank_n = np.arange(rows) * ranks // max(rows, 1) % ranked_nN.shape[1]
-        return ranked_nN.cpu().numpy()[np.arange(rows), rank_n].tolist()
+            found_n1 = draw_tokens(log_probs_nN, u_n, Draw())[:, None]
+        else:
+            ranked_nN = log_probs_nN.argsort(dim=1, descending=True, stable=True)
+            rank_n = torch.arange(rows, device=ranked_nN.device) * ranks // max(rows, 1) % ranked_nN.shape[1]
+            found_n1 = ranked_nN.gather(1, rank_n[:, None])
+        return (found_n1[:, 0] + 1).tolist(), log_probs_nN.gather(1, found_n1)[:, 0].cpu().numpy()
 
     # --- texts --------------------------------------------------------------------------------------------------------
 
@@ -302,13 +305,13 @@ class Writer:
         if order == "latent_first":
             # A latent that needs a length is drawn for a length from the marginal distribution, which its text then has
             need_lengths = self.model.latents_need_lengths
-            lengths = self.lengths(length, None, rows=n, seed=seed) if need_lengths else [1] * n
+            lengths = self.lengths(length, None, rows=n, seed=seed)[0] if need_lengths else [1] * n
             draws_Knd, calls = self.draw(self.masks(lengths), sampler=latent, seed=seed, known=False)
             latents_nd = draws_Knd.mean(dim=0)
-            lengths = lengths if need_lengths else self.lengths(length, latents_nd, rows=n, seed=seed)
+            lengths = lengths if need_lengths else self.lengths(length, latents_nd, rows=n, seed=seed)[0]
             written = self.write(self.masks(lengths), latents_nd=latents_nd, sampler=text, seed=seed)
         else:
-            canvases = self.masks(self.lengths(length, None, rows=n, seed=seed))
+            canvases = self.masks(self.lengths(length, None, rows=n, seed=seed)[0])
             if order == "together":
                 return self._together(canvases, text, latent, seed)
             written = self.write(canvases, latents_nd=None, sampler=text, seed=seed)
