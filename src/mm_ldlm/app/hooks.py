@@ -304,8 +304,11 @@ class ProjectHooks:
             chosen = load("params:evaluation").checkpoint
             checkpoint = "" if chosen == "latest" else f" --checkpoint {chosen}"
             run = load("parameters").get("run") or self._outputs
-            chooses = able.length_refusal("sample", found[0], order="text_first") is None
-            length = "" if chooses else f" --length {load('params:tokenizer').max_length}"
+            length = (
+                f" --length {load('params:tokenizer').max_length}"
+                if able.length_refusal("sample", found[0], order="text_first")
+                else ""
+            )
             log.info("next: mm-ldlm %s --run %s%s%s", requests[found[0]], run, checkpoint, length)
 
     @hook_impl

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from kedro.pipeline import Node, Pipeline
+from kedro.pipeline import Pipeline
 
 from mm_ldlm.core import ConfigurationError, locks
 
@@ -26,7 +26,10 @@ def lock_folders(held: ExitStack, pipeline: Pipeline, folders: Mapping[str, Path
     Raises:
         ConfigurationError: another run holds one of them; the message names it.
     """
-    writes = [part for part in FOLDERS if any(_part(node) == part for node in pipeline.nodes)]
+    written = {
+        next((part for name, part in WRITERS.items() if name in node.tags), "results") for node in pipeline.nodes
+    }
+    writes = [part for part in FOLDERS if part in written]
     reads = pipeline.datasets().intersection(FOLDERS.values())  # none by a comparison, of which the sessions read
     used = list(FOLDERS)[: list(FOLDERS).index(writes[-1]) + 1] if writes and reads else writes
     for part in used:
@@ -40,8 +43,3 @@ def lock_folders(held: ExitStack, pipeline: Pipeline, folders: Mapping[str, Path
                 f"`--params {'results' if part == 'results' else 'data'}=FOLDER`."
             )
         held.enter_context(file)
-
-
-def _part(node: Node) -> str:
-    """Return the part of the data folders that a node writes to."""
-    return next((part for name, part in WRITERS.items() if name in node.tags), "results")

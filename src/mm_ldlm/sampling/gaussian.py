@@ -193,10 +193,6 @@ class GridSampler(Overridable, ABC):
     t_max: Annotated[float, bounded(gt=0, le=1)] = 1.0
     draws: Draws = 1
 
-    def points(self, schedule: GaussianSchedule) -> list[Point]:
-        """Make the grid of times."""
-        return grid(schedule, steps=self.steps, t_max=self.t_max)
-
     @abstractmethod
     def solve(self, x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
         """Integrate x (B, d) from the first point of the grid to the last."""
@@ -208,7 +204,7 @@ class GridSampler(Overridable, ABC):
 
         Draw k of a row is a function of its row id and k, so more draws do not change the earlier ones.
         """
-        points = self.points(denoise.schedule)
+        points = grid(denoise.schedule, steps=self.steps, t_max=self.t_max)
         samples, calls = [], 0
         for number in range(self.draws):
             stream, estimate = generator.fork(number), Estimator(denoise, self.guidance)

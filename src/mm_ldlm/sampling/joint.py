@@ -16,7 +16,7 @@ from torch import Tensor
 from mm_ldlm.core import refuse_if
 from mm_ldlm.sampling.ancestral import reverse_step
 from mm_ldlm.sampling.denoising import Canvas, TextSample
-from mm_ldlm.sampling.gaussian import DdimConfig, LatentDenoiser, LatentSample, ddim_step, estimate_at
+from mm_ldlm.sampling.gaussian import DdimConfig, LatentDenoiser, LatentSample, ddim_step, estimate_at, grid
 from mm_ldlm.sampling.logit_filters import Draw
 
 JointOrder = Literal["together", "latent_first", "text_first"]
@@ -64,7 +64,7 @@ def together(canvas: Canvas, *, dim: int, draw: Draw, latent: DdimConfig) -> tup
     """
     denoise: JointDenoiser = canvas.denoise
     process, generator = canvas.diffusion, canvas.generator
-    points = latent.points(denoise.schedule)
+    points = grid(denoise.schedule, steps=latent.steps, t_max=latent.t_max)
     z_Bd = points[0].std * generator.fork("latent").normal(dim)
     text = TextSample.start(process.prior(canvas.tokens, canvas.writable_BL, generator.fork("prior")))
     every_B = torch.arange(len(z_Bd), device=z_Bd.device)

@@ -121,8 +121,9 @@ class Guard:
         return counts | {"windows": {name: list(window) for name, window in self.windows.items()}}
 
     def load(self, found: dict[str, Any]) -> None:
-        counts = self.to_dict().keys() - {"windows"}
-        vars(self).update({name: int(found.get(name, 0)) for name in counts})  # older checkpoints have no overflows
-        size = self.config.spike_window
+        # Older checkpoints have no overflows
+        vars(self).update({name: int(found.get(name, 0)) for name in self.to_dict().keys() - {"windows"}})
         windows = {name: map(float, values) for name, values in found["windows"].items()}
-        self.windows = {name: collections.deque(values, maxlen=size) for name, values in windows.items()}
+        self.windows = {
+            name: collections.deque(values, maxlen=self.config.spike_window) for name, values in windows.items()
+        }

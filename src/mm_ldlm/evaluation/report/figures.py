@@ -48,7 +48,7 @@ def of_data(statistics: Statistics | None, lengths_n: np.ndarray) -> dict[str, g
     texts, directions = np.bincount(lengths_n), np.arange(1, len(variances) + 1)
     return {
         "plot_norms": _small("bar", *_binned(norms), x="norm of the encoder's vector", y="texts"),
-        "plot_spectrum": _small("scatter", directions, variances, x="direction of the stored latents", y="variance", log=True),
+        "plot_spectrum": _small("scatter", directions, variances, x="principal direction", y="variance", log=True),
         "plot_lengths": _small("bar", np.arange(len(texts)), texts, x="tokens of the text", y="texts"),
         "plot_neighbours": _small("bar", *_binned(cosines), x="cosine to the nearest neighbour", y="texts"),
     }

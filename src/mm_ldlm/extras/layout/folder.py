@@ -122,8 +122,7 @@ class Folder:
         if self._zip is not None:
             return file_sha256(self.path)
         lists = {name: file_sha256(self.path / name) for name in LISTS.values() if os.path.isfile(self.path / name)}
-        other = (*LISTS.values(), "tokens", "latents")
-        texts = [name for name in self.names(".") if name.split("/")[0] not in other]
+        texts = [name for name in self.names(".") if name.split("/")[0] not in (*LISTS.values(), "tokens", "latents")]
         regular = describe_files(path for name in texts if (path := self.path / name).is_file())
         found = [(name, (self.path / name).lstat()) for part in parts for name in self.names(part)]
         return fingerprint([lists, texts, regular, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]])

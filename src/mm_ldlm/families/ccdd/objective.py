@@ -245,9 +245,7 @@ class CcddGeneration(DenoiserGeneration):
             dropped=self.config.condition_dropout > 0,
         )  # fmt: skip
 
-    def _joint(
-        self, tokens_BL: Tensor, states_BLd: Tensor, t_B: Tensor, asked_BL: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _joint(self, tokens_BL: Tensor, states_BLd: Tensor, t_B: Tensor, asked_BL: Tensor) -> tuple[Tensor, Tensor]:
         out = self.model(
             tokens_BL, valid_BL=tokens_BL != self.shape.pad_id, t_text_B=t_B, states_BLd=states_BLd,
             t_state_B=t_B, logits_at=asked_BL,
