@@ -20,7 +20,7 @@ class Bench:
     def __init__(self, right=0.5, certain=-0.1):
         self.right, self.certain, self.encoded, self.written = right, certain, 0, 0
 
-    def write(self, canvas, target, generator, how):
+    def write(self, canvas, target, generator, how, error=None):
         self.written += len(canvas)
         u = generator.fork("w").uniform(canvas.shape[1])
         good = u < self.right
@@ -30,9 +30,13 @@ class Bench:
         ones = torch.ones(len(canvas), dtype=torch.long)
         return TextSample(tokens, log_probs, torch.zeros_like(tokens), ones * 3, 3)
 
-    def nearness(self, tokens, target):
+    def reembed(self, tokens, target):
         self.encoded += len(tokens)
-        return (tokens == TARGETS[target]).float().mean(1)
+        return without_errors((tokens == TARGETS[target]).float().mean(1))
+
+
+def without_errors(cosines):
+    return cosines, torch.zeros(len(cosines), 1)
 
 
 def run(bench=None, canvas=None, price=0, **config):
@@ -40,7 +44,7 @@ def run(bench=None, canvas=None, price=0, **config):
     config = SearchConfig(**({"candidates": 4, "rounds": 2} | config))
     canvas = torch.full((3, config.candidates, 6), MASK) if canvas is None else canvas
     return bench, search(
-        canvas, config=config, write=bench.write, nearness=bench.nearness, mask_id=MASK, pad_id=PAD,
+        canvas, config=config, write=bench.write, reembed=bench.reembed, mask_id=MASK, pad_id=PAD,
         generator=rows(3), prices=dict.fromkeys(("first", "drawn", "child"), price),
     )  # fmt: skip
 
@@ -113,17 +117,37 @@ def test_good_enough_targets_stop():
 def test_a_beam_holds_distinct_texts():
     texts = torch.tensor([[[1, 2], [1, 2], [3, 4], [1, 2], [5, 6]]])
     zeros = torch.zeros(1, 5, 2)
-    kept = _best(Drafts(texts, zeros, zeros == 0, torch.tensor([[0.9, 0.9, 0.5, 0.9, 0.7]])), 3)
+    kept = _best(Drafts(texts, zeros, zeros == 0, torch.tensor([[0.9, 0.9, 0.5, 0.9, 0.7]]), zeros[..., :1]), 3)
     assert kept.tokens[0].tolist() == [[1, 2], [5, 6], [3, 4]]
+
+
+@given(st.lists(st.integers(0, 5), min_size=3, max_size=3), st.integers(1, 2))
+def test_a_child_that_is_given_the_error_of_its_parent_corrects_a_model_that_misreads_every_target(targets, shift):
+    latents = torch.tensor(targets)[:, None] + 2.0
+
+    def write(canvas, target, generator, how, error=None):
+        read = latents[target] - shift + (0 if error is None else error)
+        tokens = torch.where(canvas == MASK, read.round().long(), canvas)
+        return TextSample(tokens, torch.zeros(tokens.shape), tokens, torch.ones(len(tokens), dtype=torch.long), 1)
+
+    def reembed(tokens, target):
+        error = latents[target] - tokens
+        return 1 - error.abs()[:, 0] / 10, error
+
+    found = search(
+        torch.full((3, 1, 1), MASK), config=SearchConfig(rounds=2), write=write, reembed=reembed, mask_id=MASK,
+        pad_id=PAD, generator=rows(3),
+    )  # fmt: skip
+    assert found.tokens.tolist() == [[target + 2] for target in targets]
 
 
 def test_each_target_has_its_own_rounds_and_calls():
     """The second target is found at once and the others never are."""
 
     class OneAtOnce(Bench):
-        def write(self, canvas, target, generator, how):
+        def write(self, canvas, target, generator, how, error=None):
             self.right = (target == 1).double()[:, None]
-            return super().write(canvas, target, generator, how)
+            return super().write(canvas, target, generator, how, error)
 
     _, result = run(OneAtOnce(), rounds=3)
     assert result.model_calls_per_row.tolist() == [3 * (4 + 3 * 4), 3, 3 * (4 + 3 * 4)]
@@ -133,13 +157,13 @@ def test_the_best_of_a_beam_decides_whether_a_target_is_good_enough():
     """The first candidate is poor and the second right: no round is needed, whatever else the beam keeps."""
     bench = Bench()
 
-    def write(canvas, target, generator, how):
+    def write(canvas, target, generator, how, error=None):
         bench.right = 0.0 if how == "first" else 1.0
         return bench.write(canvas, target, generator, how)
 
     config = SearchConfig(candidates=2, rounds=3, beam=2, good_enough=0.9)
     found = search(
-        torch.full((3, 2, 6), MASK), config=config, write=write, nearness=bench.nearness, mask_id=MASK, pad_id=PAD,
+        torch.full((3, 2, 6), MASK), config=config, write=write, reembed=bench.reembed, mask_id=MASK, pad_id=PAD,
         generator=rows(3),
     )  # fmt: skip
     assert (found.cosines == 1).all()
@@ -174,8 +198,8 @@ def test_a_target_does_not_depend_on_its_batch():
     alone = search(
         torch.full((1, 4, 6), MASK),
         config=config,
-        write=lambda canvas, target, generator, how: bench.write(canvas, target + 2, generator, how),
-        nearness=lambda tokens, target: bench.nearness(tokens, target + 2),
+        write=lambda canvas, target, *rest: bench.write(canvas, target + 2, *rest),
+        reembed=lambda tokens, target: bench.reembed(tokens, target + 2),
         mask_id=MASK,
         pad_id=PAD,
         generator=rows(3).select(torch.tensor([2])),
@@ -187,9 +211,9 @@ def test_the_first_text_of_every_length_is_greedy():
     asked = []
 
     class Watched(Bench):
-        def write(self, canvas, target, generator, how):
+        def write(self, canvas, target, generator, how, error=None):
             asked.append(how)
-            return super().write(canvas, target, generator, how)
+            return super().write(canvas, target, generator, how, error)
 
     canvas = torch.full((3, 4, 6), MASK)
     canvas[:, 1::2, 5] = PAD  # lengths 6, 5, 6, 5
@@ -203,7 +227,7 @@ def test_the_first_text_of_every_length_is_greedy():
 class Spelling(Bench):
     """A model that fills each mask with the target's token and is uncertain of the tokens that differ from it."""
 
-    def write(self, canvas, target, generator, how):
+    def write(self, canvas, target, generator, how, error=None):
         words = torch.where(canvas == MASK, TARGETS[target][:, : canvas.shape[1]], canvas)
         wrong = (words != TARGETS[target]) & (words != PAD)
         ones = torch.ones(len(canvas), dtype=torch.long)
@@ -233,14 +257,14 @@ def test_a_near_text_that_no_round_improves_is_tried_with_all_its_swaps(words, s
     spans = ((words[:a], words[a:b], words[b:c], words[c:]) for a, b, c in itertools.combinations(range(1, 7), 3))
     near = any(head + second + first + tail == target for head, first, second, tail in spans)
 
-    def write(canvas, target, generator, how):
+    def write(canvas, target, generator, how, error=None):
         tokens = torch.where(canvas == MASK, torch.tensor(words), canvas)
         return TextSample(tokens, torch.zeros(1, 6), tokens, torch.ones(1, dtype=torch.long), 1)
 
     found = search(
         torch.full((1, 1, 6), MASK), config=SearchConfig(rounds=12, swap=1e-9, calls=12), write=write, mask_id=MASK,
-        nearness=lambda tokens, _: torch.where((tokens == torch.tensor(target)).all(1), 1.0, 0.99), pad_id=PAD,
-        generator=rows(1, seed=seed),
+        reembed=lambda tokens, _: without_errors(torch.where((tokens == torch.tensor(target)).all(1), 1.0, 0.99)),
+        pad_id=PAD, generator=rows(1, seed=seed),
     )  # fmt: skip
     assert (found.tokens[0].tolist() == target) == (near or words == target)
 
@@ -249,14 +273,14 @@ def test_swaps_are_tried_again_whenever_no_round_improves_a_text():
     """Two pairs of words have to change places, one after the other, and a child is never better."""
     words, target = torch.tensor([0, 2, 1, 3, 5, 4]), torch.arange(6)
 
-    def write(canvas, live, generator, how):
+    def write(canvas, live, generator, how, error=None):
         tokens = torch.where(canvas == MASK, words if how == "first" else 0, canvas)
         return TextSample(tokens, torch.zeros(1, 6), tokens, torch.ones(1, dtype=torch.long), 1)
 
     found = search(
         torch.full((1, 1, 6), MASK), config=SearchConfig(rounds=30, swap=1e-9, remask_ratio=0.0, good_enough=1.0),
-        write=write, nearness=lambda tokens, _: 0.985 + 0.015 * (tokens == target).float().mean(1), mask_id=MASK,
-        pad_id=PAD, generator=rows(1),
+        write=write, mask_id=MASK, pad_id=PAD, generator=rows(1),
+        reembed=lambda tokens, _: without_errors(0.985 + 0.015 * (tokens == target).float().mean(1)),
     )  # fmt: skip
     assert torch.equal(found.tokens[0], target)
 
@@ -265,7 +289,12 @@ def test_swaps_are_tried_again_whenever_no_round_improves_a_text():
 def test_a_swap_moves_words_of_the_parent_and_keeps_given_tokens(lengths, fraction, seed):
     place_L = torch.arange(7)
     real_TL = place_L < torch.tensor(lengths)[:, None]
-    parent = Drafts(torch.where(real_TL, place_L, PAD), -place_L * real_TL * 1.0, real_TL, torch.zeros(len(lengths)))
+    parent = Drafts(
+        torch.where(real_TL, place_L, PAD),
+        -place_L * real_TL * 1.0,
+        real_TL,
+        *without_errors(torch.zeros(len(lengths))),
+    )
     given = parent._replace(writable=real_TL & (place_L != 1))
     other = parent._replace(tokens=torch.full_like(parent.tokens, 8))
     for draft in (parent, given):
@@ -292,7 +321,7 @@ def test_a_span_gives_way_to_masks_and_masking_takes_its_fraction(lengths, fract
     real_TL = place_L < torch.tensor(lengths)[:, None]
     tokens_TL = torch.where(real_TL, place_L % 5, PAD)
     log_probs_TL = -generator.fork("p").uniform(7) * real_TL
-    draft = Drafts(tokens_TL, log_probs_TL, real_TL, torch.zeros(count))
+    draft = Drafts(tokens_TL, log_probs_TL, real_TL, *without_errors(torch.zeros(count)))
     made, again_TL = with_spans(
         draft, torch.zeros_like(real_TL), fraction=fraction, widest=ratio, mask_id=MASK, pad_id=PAD, generator=generator
     )

@@ -105,7 +105,7 @@ def invert(
     if search.enabled:
         written = writer.search(
             lengths, latents_nd=latents_nd, sampler=config, config=search, seed=seed,
-            cosines=model.nearness(raw_nd),
+            reembed=model.reembed(raw_nd),
         )  # fmt: skip
     else:
         canvases = writer.masks(lengths)

@@ -32,7 +32,7 @@ from mm_ldlm.inference.files import read_array
 from mm_ldlm.inference.loading import Parts
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.traces import traces_of
-from mm_ldlm.inference.writing import Cosines, Writer, Written
+from mm_ldlm.inference.writing import Reembed, Writer, Written
 from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.objectives.capabilities import USES
 from mm_ldlm.sampling.limits import Steps, Temperature
@@ -316,20 +316,23 @@ class LoadedModel:
         raw_nd = np.asarray(self.normaliser.invert(latents_nd), dtype=np.float32)
         return vectors_of(raw_nd, dim=self.dim, name="latents that the model drew (a lower guidance keeps them small)")
 
-    def cosines(self, texts: Sequence[str], raw_md: Floats) -> npt.NDArray[np.float64]:
-        """Cosines (m,) of the re-embedded texts, which the model wrote, to raw latents (m, d).
+    def reembedded(self, texts: Sequence[str], raw_md: Floats) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
+        """Embed texts that the model wrote: cosines (m,) to raw latents (m, d), and standardised latents (m, d).
 
         With an adapter and without the encoder of the latents, both are compared as vectors of the run's own encoder.
         """
+        normaliser = self.normaliser
         if self._encoder is None and self.parts.load_own is not None:
             with self._one_at_a_time[os.getpid()], plain_defaults():
-                own_md = self.parts.load_own().encode(list(texts)) if texts else raw_md[:0]
-            return cosines_of(own_md, self.normaliser.adapter.to_own(raw_md))
-        return cosines_of(self.encoded(texts, too_long="truncate"), raw_md)
+                found_md = self.parts.load_own().encode(list(texts)) if texts else raw_md[:0]
+            raw_md, normaliser = normaliser.adapter.to_own(raw_md), normaliser.normaliser
+        else:
+            found_md = self.encoded(texts, too_long="truncate")
+        return cosines_of(found_md, raw_md), normaliser.standardise(found_md)
 
-    def nearness(self, raw_nd: Floats) -> Cosines:
+    def reembed(self, raw_nd: Floats) -> Reembed:
         """Make the function that embeds texts, given as ids, and compares each with a row of the raw latents (n, d)."""
-        return lambda tokens, rows: self.cosines(self.tokenizer.decode_batch(tokens), raw_nd[rows])
+        return lambda tokens, rows: self.reembedded(self.tokenizer.decode_batch(tokens), raw_nd[rows])
 
     def text_sampler(
         self, sampler: Any, steps: int | None, temperature: float | None = None, *, conditional: bool = True
@@ -367,9 +370,9 @@ class LoadedModel:
         texts = self.tokenizer.decode_batch(written.tokens) if texts is None else texts
         cosines, encoder_calls = written.cosines, written.encoder_calls
         if reembed and cosines is None and raw_nd is not None:
-            cosines, encoder_calls = self.cosines(texts, raw_nd), encoder_calls + 1
+            cosines, encoder_calls = self.reembedded(texts, raw_nd)[0], encoder_calls + 1
         known = [source for source in sources if source is not None]
-        nearness = None if cosines is None or raw_nd is None else self.nearness(raw_nd)
+        compare = None if cosines is None or raw_nd is None else self.reembed(raw_nd)
         return Texts(
             texts=tuple(texts),
             tokens=tuple(written.tokens),
@@ -381,5 +384,5 @@ class LoadedModel:
             latents=raw_nd,
             latent_norms=None if raw_nd is None else self.norms(raw_nd),
             unknown=self.unknown(self.tokenizer.encode(known)) if known else None,
-            traces=None if written.traces is None else traces_of(written.traces, self.tokenizer, cosines=nearness),
+            traces=None if written.traces is None else traces_of(written.traces, self.tokenizer, reembed=compare),
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-from mm_ldlm.inference.writing import Cosines
+from mm_ldlm.inference.writing import Reembed
 from mm_ldlm.sampling.traces import WORDS, Frame
 
 if TYPE_CHECKING:
@@ -67,17 +67,18 @@ class Trace:
 
 
 def traces_of(
-    recorded: Sequence[Sequence[Frame]], tokenizer: TextTokenizer, *, cosines: Cosines | None = None
+    recorded: Sequence[Sequence[Frame]], tokenizer: TextTokenizer, *, reembed: Reembed | None = None
 ) -> tuple[Trace, ...]:
-    """Convert the frames of each text to words; with `cosines` the text of each step is embedded."""
+    """Convert the frames of each text to words; with `reembed` the text of each step has a cosine."""
     made = []
     for row, frames in enumerate(recorded):
         known = [frame.cosine for frame in frames]
-        guesses = {} if cosines is None else {place: _guess(frame, tokenizer) for place, frame in enumerate(frames)}
+        guesses = {} if reembed is None else {place: _guess(frame, tokenizer) for place, frame in enumerate(frames)}
         guesses = {place: ids for place, ids in guesses.items() if ids}
-        if cosines is not None and guesses:
-            for place, value in zip(guesses, cosines([*guesses.values()], [row] * len(guesses)), strict=True):
-                known[place] = float(value)
+        if reembed is not None and guesses:
+            cosines_n, _ = reembed([*guesses.values()], [row] * len(guesses))
+            for place, value in zip(guesses, cosines_n.tolist(), strict=True):
+                known[place] = value
         steps, fixed, before = list[Step](), (0,) * len(frames[0].tokens), frames[0].tokens
         for number, (frame, cosine) in enumerate(zip(frames, known, strict=True)):
             fixed = _fixed(before, frame.tokens, fixed, number, mask_id=tokenizer.mask_id)

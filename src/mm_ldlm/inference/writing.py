@@ -40,8 +40,9 @@ float32, and a float64 distribution"""
 
 Values = Mapping[str, Any]
 """Name → a tensor (B, ...), or a list of B items, for the B rows of a batch"""
-Cosines = Callable[[list[list[int]], list[int]], np.ndarray]
-"""(token lists, row of the request of each) → cosine of each re-embedded text to its target."""
+Reembed = Callable[[list[list[int]], list[int]], tuple[np.ndarray, np.ndarray]]
+"""(m token lists, row of the request of each) → cosine (m,) of each re-embedded text to its target; its standardised
+latent (m, d)."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ class Writer:
         return self.computing(work, [len(canvas) for canvas in canvases], "writing")
 
     def search(
-        self, lengths: Sequence[int], *, latents_nd: Tensor, cosines: Cosines, sampler: Any, config: SearchConfig,
+        self, lengths: Sequence[int], *, latents_nd: Tensor, reembed: Reembed, sampler: Any, config: SearchConfig,
         seed: int,
     ) -> Written:  # fmt: skip
         """Search for the text nearest to each target, from texts of its length in `lengths` (`sampling.search`)."""
@@ -224,10 +225,13 @@ class Writer:
             first, traces = self._recorded(sampler, len(batch))
             samplers: dict[How, Any] = {"first": first, "drawn": drawn, "child": child}
 
-            def write(canvas_NL: Tensor, target_N: Tensor, generator: RowGenerator, how: How) -> TextSample:
+            def write(
+                canvas_NL: Tensor, target_N: Tensor, generator: RowGenerator, how: How, error_Nd: Tensor | None
+            ) -> TextSample:
+                latents_Nd = latents_Bd[target_N] if error_Nd is None else latents_Bd[target_N] + error_Nd
                 used = int((canvas_NL != shape.pad_id).sum(dim=1).max())  # columns that are padding in every row cost
                 sample = self.model.write(
-                    canvas_NL[:, :used], canvas_NL[:, :used] == shape.mask_id, latents_Bd=latents_Bd[target_N],
+                    canvas_NL[:, :used], canvas_NL[:, :used] == shape.mask_id, latents_Bd=latents_Nd,
                     sampler=samplers[how], generator=generator,
                 )  # fmt: skip
                 blank = (0, canvas_NL.shape[1] - used)
@@ -235,16 +239,18 @@ class Writer:
                     sample, tokens=pad(sample.tokens, blank, value=shape.pad_id), log_probs=pad(sample.log_probs, blank)
                 )
 
-            def nearness(tokens_NL: Tensor, target_N: Tensor) -> Tensor:
+            def compare(tokens_NL: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
                 texts = [self._unpadded(ids) for ids in tokens_NL.tolist()]
-                return torch.from_numpy(cosines(texts, [batch[target] for target in target_N.tolist()])).float()
+                found = reembed(texts, [batch[target] for target in target_N.tolist()])
+                cosines_N, own_Nd = (torch.from_numpy(values).float().to(latents_Bd.device) for values in found)
+                return cosines_N, latents_Bd[target_N] - own_Nd
 
             widest = max(longest[row] for row in batch)
             room = 2 * config.rounds if config.infill > 0 else 0  # a text may grow by two tokens in each round
             width = max(widest, min(widest + room, shape.max_length))
             found = search(
                 torch.stack([self.padded(canvases[row], length=width) for row in batch]),
-                config=config, write=write, nearness=nearness, mask_id=shape.mask_id, pad_id=shape.pad_id,
+                config=config, write=write, reembed=compare, mask_id=shape.mask_id, pad_id=shape.pad_id,
                 generator=self.generator(batch, seed), compare=first.compare if traces else uncompared,
                 prices={how: sampler.most_calls(width) for how, sampler in samplers.items()},
             )  # fmt: skip

@@ -1,11 +1,13 @@
 """Search for the text whose embedding is nearest to a target latent, by remasking and re-embedding candidates.
 
-vec2text (arXiv:2310.06816) corrects a text with a second model. Here the diffusion model corrects it, by rewriting the
-least confident tokens, or a span whose length may change, or by moving words. The encoder determines which candidate is
-nearest. The calls of both are counted.
+vec2text (arXiv:2310.06816) corrects a text with a second model, which reads the embedding of the text too. Here the
+diffusion model corrects it, by rewriting the least confident tokens, or a span whose length may change, or by moving
+words. Every second child is written given the target plus the error of its parent, the target minus the parent's
+embedding, so that what the parent lacks weighs twice. The encoder determines which candidate is nearest. The calls of
+both are counted.
 
-B targets, T targets still searched, K candidates at the start, C children, W candidates kept (the beam), L positions;
-N = targets × candidates, flat.
+B targets, T targets still searched, K candidates at the start, C children, W candidates kept (the beam), L positions,
+d dimensions of a latent; N = targets × candidates, flat.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +26,12 @@ from mm_ldlm.sampling.orders import top_by_row
 
 How = Literal["first", "drawn", "child"]
 """How a text is written: as without a search, at the temperature of the search, or as the child of another text"""
-Write = Callable[[Tensor, Tensor, RowGenerator, How], TextSample]
-"""(tokens_NL with masks, index of each target (N,), generator with N rows, how) → texts for these targets."""
-Nearness = Callable[[Tensor, Tensor], Tensor]
-"""(tokens_NL, index of each target (N,)) → (N,) float32 cosine of the re-embedded text to its target."""
+Write = Callable[[Tensor, Tensor, RowGenerator, How, Tensor | None], TextSample]
+"""(tokens_NL with masks, index of each target (N,), generator with N rows, how, error (N, d) that is added to the
+latents of the targets) → texts for these targets."""
+Reembed = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(tokens_NL, index of each target (N,)) → cosine (N,) of the re-embedded text to its target, float32, and its error
+(N, d), the target's latent minus that of the text."""
 
 PATIENCE, NEAR = 10, 0.98
 """Number of rounds without a better text, and its cosine, from which on its spans are swapped in all ways"""
@@ -114,6 +118,8 @@ class Drafts(NamedTuple):
     """(..., L) bool: each candidate has its own, because candidates of one target may differ in length"""
     cosines: Tensor
     """(...,) cosine to the target"""
+    errors: Tensor
+    """(..., d) the target's latent minus that of the text"""
 
     def pick(self, index: Any) -> "Drafts":
         """Return some of the drafts."""
@@ -141,12 +147,12 @@ class Search:
     """One search for B targets: the functions that it calls, and their cost so far."""
 
     def __init__(
-        self, config: SearchConfig, write: Write, nearness: Nearness, *, targets: int, mask_id: int, pad_id: int,
+        self, config: SearchConfig, write: Write, reembed: Reembed, *, targets: int, mask_id: int, pad_id: int,
         generator: RowGenerator, compare: Compare, prices: Mapping[How, int],
     ) -> None:  # fmt: skip
         self.config, self.mask_id, self.pad_id, self.generator = config, mask_id, pad_id, generator
-        self._write, self._nearness, self.compare, self.prices = write, nearness, compare, prices
-        self._known: dict[tuple[int, ...], float] = {}
+        self._write, self._reembed, self.compare, self.prices = write, reembed, compare, prices
+        self._known: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         self.model_calls_B, self.encoder_calls_B = torch.zeros(2, targets, dtype=torch.long, device=generator.device)
 
     def affords(self, live: Tensor, how: How) -> Tensor:
@@ -154,22 +160,28 @@ class Search:
         calls_T = self.model_calls_B[live] + self.prices.get(how, 0)
         return torch.ones_like(live, dtype=torch.bool) if self.config.calls is None else calls_T <= self.config.calls
 
-    def write(self, canvas_TL: Tensor, live: Tensor, generator: RowGenerator, how: How) -> TextSample:
-        """Write canvases of the targets `live`."""
-        sample = self._write(canvas_TL, live, generator, how)
+    def write(
+        self, canvas_TL: Tensor, live: Tensor, generator: RowGenerator, how: How, error_Td: Tensor | None = None
+    ) -> TextSample:
+        """Write canvases of the targets `live`, whose latents the errors are added to."""
+        sample = self._write(canvas_TL, live, generator, how, error_Td)
         self.model_calls_B.index_add_(0, live, sample.calls_per_row)
         return sample
 
-    def cosines(self, tokens_NL: Tensor, target_N: Tensor) -> Tensor:
-        """Compute the cosine (N,) of each text to its target; a distinct text of a target is embedded once."""
+    def reembed(self, tokens_NL: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the cosine (N,) of each text to its target, and its error (N, d).
+
+        A distinct text of a target is embedded once.
+        """
         keys = [tuple(row) for row in torch.cat([target_N.unsqueeze(1), tokens_NL], dim=1).tolist()]
         fresh = list({key: index for index, key in enumerate(keys) if key not in self._known}.values())
         if fresh:
             index = torch.tensor(fresh, device=tokens_NL.device)
-            values = self._nearness(tokens_NL[index], target_N[index]).tolist()
-            self._known.update((keys[i], value) for i, value in zip(fresh, values, strict=True))
+            found = self._reembed(tokens_NL[index], target_N[index])
+            self._known.update((keys[i], (near, error)) for i, near, error in zip(fresh, *found, strict=True))
             self.encoder_calls_B.index_add_(0, target_N[index], torch.ones_like(index))
-        return torch.tensor([self._known[key] for key in keys], dtype=torch.float32, device=tokens_NL.device)
+        cosines, errors = zip(*(self._known[key] for key in keys), strict=True)
+        return torch.stack(cosines), torch.stack(errors)
 
     def start(self, canvases_BKL: Tensor) -> Drafts:
         """Write the first candidates (B, K).
@@ -180,11 +192,10 @@ class Search:
         """
         every = torch.arange(len(canvases_BKL), device=canvases_BKL.device)
         sample = self.write(canvases_BKL[:, 0], every, self.generator.fork("candidate 0"), "first")
-        cosines_B = self.cosines(sample.tokens, every)
         writable_BKL = canvases_BKL == self.mask_id
-        first = Drafts(sample.tokens, sample.log_probs, writable_BKL[:, 0], cosines_B)
+        first = Drafts(sample.tokens, sample.log_probs, writable_BKL[:, 0], *self.reembed(sample.tokens, every))
         self.compare(every, joined([first], torch.stack), 0)
-        live = (cosines_B < self.config.good_enough).nonzero().squeeze(1)
+        live = (first.cosines < self.config.good_enough).nonzero().squeeze(1)
         found = [first]
         for number in range(1, canvases_BKL.shape[1]):
             found.append(first._replace(writable=writable_BKL[:, number]))
@@ -194,9 +205,8 @@ class Search:
                 seen = bool((canvas_TL.unsqueeze(1) == canvases_BKL[able, :number]).all(dim=2).any())
                 stream = self.generator.select(able).fork(f"candidate {number}")
                 sample = self.write(canvas_TL, able, stream, "drawn" if seen else "first")
-                drawn = Drafts(
-                    sample.tokens, sample.log_probs, writable_BKL[able, number], self.cosines(sample.tokens, able)
-                )
+                near = self.reembed(sample.tokens, able)
+                drawn = Drafts(sample.tokens, sample.log_probs, writable_BKL[able, number], *near)
                 found[-1] = found[-1].replaced(able, drawn)
         drafts = joined(found, torch.stack)
         self.compare(live, drafts.pick(live), 1)
@@ -230,13 +240,15 @@ class Search:
                     draft, again_TL, parent=parent, fraction=config.swap, pad_id=self.pad_id,
                     generator=stream.fork("swap"),
                 )  # fmt: skip
-            sample = self.write(draft.tokens.masked_fill(again_TL, self.mask_id), able, stream, "child")
+            error_Td = parent.errors if (number + child) % 2 else None
+            sample = self.write(draft.tokens.masked_fill(again_TL, self.mask_id), able, stream, "child", error_Td)
             log_probs_TL = torch.where(again_TL, sample.log_probs, draft.log_probs)
-            found[-1] = found[-1].replaced(rows, Drafts(sample.tokens, log_probs_TL, draft.writable, draft.cosines))
+            found[-1] = found[-1].replaced(rows, draft._replace(tokens=sample.tokens, log_probs=log_probs_TL))
         drafts = joined(found, torch.stack)
         flat_NL = drafts.tokens.reshape(-1, drafts.tokens.shape[-1])
-        cosines_N = self.cosines(flat_NL, live.repeat_interleave(config.candidates))
-        return drafts._replace(cosines=cosines_N.view(len(live), -1))
+        cosines_N, errors_Nd = self.reembed(flat_NL, live.repeat_interleave(config.candidates))
+        shape_TC = drafts.cosines.shape
+        return drafts._replace(cosines=cosines_N.view(shape_TC), errors=errors_Nd.view(*shape_TC, -1))
 
     def swaps(self, parents: Drafts, live: Tensor, number: int) -> Drafts:
         """Swap neighbouring spans of the best texts of the targets `live` in all ways; return the nearest ones (T, 1).
@@ -258,10 +270,10 @@ class Search:
         row_N, place_N = drawn_TK.isfinite().nonzero().unbind(dim=1)
         found = swap_spans(draft.pick(row_N), ways_S3[way_TK[row_N, place_N]])
         cosines_TK = torch.full(way_TK.shape, -torch.inf, device=live.device)
-        cosines_TK[row_N, place_N] = self.cosines(found.tokens, live[row_N])
-        best_T, place_T = cosines_TK.max(dim=1)
-        nearest = swap_spans(draft, ways_S3[way_TK.gather(1, place_T[:, None])[:, 0]])
-        return joined([nearest._replace(cosines=best_T)], torch.stack)
+        cosines_TK[row_N, place_N], _ = self.reembed(found.tokens, live[row_N])
+        nearest = swap_spans(draft, ways_S3[way_TK.gather(1, cosines_TK.argmax(dim=1, keepdim=True))[:, 0]])
+        cosines_T, errors_Td = self.reembed(nearest.tokens, live)
+        return joined([nearest._replace(cosines=cosines_T, errors=errors_Td)], torch.stack)
 
 
 def search(
@@ -269,7 +281,7 @@ def search(
     *,
     config: SearchConfig,
     write: Write,
-    nearness: Nearness,
+    reembed: Reembed,
     mask_id: int,
     pad_id: int,
     generator: RowGenerator,
@@ -288,7 +300,7 @@ def search(
     """
     B = len(canvases_BKL)
     run = Search(
-        config, write, nearness, targets=B, mask_id=mask_id, pad_id=pad_id, generator=generator, compare=compare,
+        config, write, reembed, targets=B, mask_id=mask_id, pad_id=pad_id, generator=generator, compare=compare,
         prices=prices,
     )  # fmt: skip
     best = _best(run.start(canvases_BKL), config.beam)
@@ -370,7 +382,7 @@ def with_spans(
     tokens_TL = draft.tokens.gather(1, from_TL).masked_fill(gone_TL, pad_id).masked_fill(span_TL, mask_id)
     log_probs_TL = draft.log_probs.gather(1, from_TL).masked_fill(gone_TL, 0.0)
     again_TL = torch.where(chosen_T[:, None], span_TL, again_TL)
-    return Drafts(tokens_TL, log_probs_TL, writable_TL, draft.cosines), again_TL
+    return draft._replace(tokens=tokens_TL, log_probs=log_probs_TL, writable=writable_TL), again_TL
 
 
 def with_swaps(
@@ -395,7 +407,8 @@ def with_swaps(
     tokens_TL, log_probs_TL, writable_TL = (
         torch.where(chosen_T1, new, old) for new, old in zip(swapped[:3], draft[:3], strict=True)
     )
-    return Drafts(tokens_TL, log_probs_TL, writable_TL, draft.cosines), torch.where(chosen_T1, first_TL, again_TL)
+    draft = draft._replace(tokens=tokens_TL, log_probs=log_probs_TL, writable=writable_TL)
+    return draft, torch.where(chosen_T1, first_TL, again_TL)
 
 
 def swap_spans(draft: Drafts, cuts_T3: Tensor) -> Drafts:

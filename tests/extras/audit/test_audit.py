@@ -62,8 +62,8 @@ class Oracle:
     def recognise(self, vectors: np.ndarray) -> str:
         return "random vectors"
 
-    def cosines(self, texts: Sequence[str], vectors: np.ndarray) -> np.ndarray:
-        return cosines_of(embedded(texts), vectors)
+    def reembedded(self, texts: Sequence[str], vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return cosines_of(embedded(texts), vectors), embedded(texts)
 
     def invert(self, targets: np.ndarray, **options: Any) -> Any:
         np.testing.assert_allclose(np.linalg.norm(targets, axis=1), 1)

@@ -137,7 +137,7 @@ def encoder_cosine(found: Sample, model: "MMLDLM") -> float | None:
         return None
     reached = 1.0 if model.no_encoder is None else float(model.normaliser.adapter.about.cosine)
     vectors_nd = found.vectors_nd[:CHECKED]
-    alike = float(np.median(model.cosines(found.texts[:CHECKED], vectors_nd)))
+    alike = float(np.median(model.reembedded(found.texts[:CHECKED], vectors_nd)[0]))
     if alike < ALIKE * reached:
         raise EvaluationError(
             f"{found.name}: expected vectors of the encoder that the model was trained for, with a cosine of about "
