@@ -89,7 +89,7 @@ def test_every_setting_of_a_text_sampler_can_be_overridden_or_refused(kind: str)
 def test_every_setting_of_a_latent_sampler_can_be_overridden_or_refused(kind: str) -> None:
     sampler = latent_sampler(kind)
     assert sampler.override(draws=3).draws == 3
-    if "steps" in to_dict(sampler):
+    if to_dict(sampler)["steps"] > 1:
         assert sampler.override(steps=3).steps == 3
     for wrong in ({"t_max": 0.0}, {"t_max": 1.5}, {"draws": 0}, {"guidance": -1.0}, {"nothing": 1}):
         with pytest.raises(ConfigurationError):
