@@ -12,13 +12,11 @@ os.environ |= {
 }  # fmt: skip
 # MLflow retries each request to a server seven times and waits two minutes for each. A run does not wait that long for
 # its tracking; the variables of the same names override these values.
-os.environ |= {
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "4",  # seconds
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    # The threads of a tokenizer do not survive a fork, and the data workers and the launcher fork.
-    "TOKENIZERS_PARALLELISM": "false",
-} | os.environ
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "4")  # seconds
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
+# The threads of a tokenizer do not survive a fork, and the data workers and the launcher fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from kedro.framework.context import KedroContext
 

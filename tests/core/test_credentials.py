@@ -12,7 +12,8 @@ from mm_ldlm.core import MASK, holds_credentials, mask, mask_values
 WORDS = st.text(string.ascii_letters + string.digits, min_size=8, max_size=20).map(lambda word: f"S3cret{word}")
 FORMS = (
     "postgresql://user:{}@host:5432/db", "http://{}@host", "https://user:{}@[::1]/x?y=1", "http://host/x?token={}&y=2",
-    "http://host/x?api_key={}", "http://host/x?X-Amz-Signature={}", "Authorization: Bearer {}", "Authorization: token {}", "user:{}@host",
+    "http://host/x?api_key={}", "http://host/x?X-Amz-Signature={}", "Authorization: Bearer {}",
+    "Authorization: token {}", "user:{}@host",
     "http://user:a {}@host/", "http://user:a/{}@host/", "s3://key:{}@bucket", "http://h/#access_token={}",
     "http://user:a@{}@host", "//user:{}@host", "https://host/blob?se=1&sig={}", "--params=encoder.api_key={}",
     "host=db password='{}' user=me", 'x.password="a {} b",y=1', "x.token='{}",

@@ -35,6 +35,7 @@ def test_pitfall_16_training_moves_exactly_what_is_trained_and_resumes_to_the_bi
     spec = task.spec(kind, max_steps=STEPS, **keys)
     run = task.built(spec, tmp_path / "whole")
     root, first = run.learner.root, run.validate(0)["loss"]
+    assert run.validate(0)["loss"] == first
     before = {name: p.detach().clone() for name, p in root.named_parameters()}
     loop.train(run)
     assert {line["mode"] for line in run.tracker.lines} <= set(run.stepper.objective.kinds)

@@ -31,7 +31,7 @@ Write = Callable[[Tensor, Tensor, RowGenerator, How, Tensor | None], TextSample]
 latents of the targets) → texts for these targets."""
 Reembed = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(tokens_NL, index of each target (N,)) → cosine (N,) of the re-embedded text to its target, float32, and its error
-(N, d), the target's latent minus that of the text."""
+(N, d), the target's latent minus the text's."""
 
 PATIENCE, NEAR = 10, 0.98
 """Number of rounds without a better text, and its cosine, from which on its spans are swapped in all ways"""
@@ -119,7 +119,7 @@ class Drafts(NamedTuple):
     cosines: Tensor
     """(...,) cosine to the target"""
     errors: Tensor
-    """(..., d) the target's latent minus that of the text"""
+    """(..., d) the target's latent minus the text's"""
 
     def pick(self, index: Any) -> "Drafts":
         """Return some of the drafts."""

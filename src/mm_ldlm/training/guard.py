@@ -121,8 +121,8 @@ class Guard:
         return counts | {"windows": {name: list(window) for name, window in self.windows.items()}}
 
     def load(self, found: dict[str, Any]) -> None:
-        # Older checkpoints have no overflows
-        vars(self).update({name: int(found.get(name, 0)) for name in self.to_dict().keys() - {"windows"}})
+        for name in self.to_dict().keys() - {"windows"}:
+            setattr(self, name, int(found.get(name, 0)))  # older checkpoints have no overflows
         windows = {name: map(float, values) for name, values in found["windows"].items()}
         self.windows = {
             name: collections.deque(values, maxlen=self.config.spike_window) for name, values in windows.items()

@@ -116,13 +116,14 @@ class Folder:
     def describe(self, parts: list[str]) -> str:
         """Return a digest of the archive, or of the lists, the texts and the files of `parts` ("latents").
 
-        A list may name texts outside of texts/. The files of `parts` are described by size and time of modification,
-        because they are large together.
+        A list may name texts outside of texts/; other files do not count. The files of `parts` are described by size
+        and time of modification, because they are large together.
         """
         if self._zip is not None:
             return file_sha256(self.path)
         lists = {name: file_sha256(self.path / name) for name in LISTS.values() if os.path.isfile(self.path / name)}
-        texts = [name for name in self.names(".") if name.split("/")[0] not in (*LISTS.values(), "tokens", "latents")]
+        named = {PurePosixPath(str(item.get("text_path"))).as_posix() for _, item in self.items()}
+        texts = [name for name in self.names(".") if name.startswith("texts/") or name in named]
         regular = describe_files(path for name in texts if (path := self.path / name).is_file())
         found = [(name, (self.path / name).lstat()) for part in parts for name in self.names(part)]
         return fingerprint([lists, texts, regular, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]])
