@@ -20,7 +20,7 @@ from mm_ldlm.core import (
 )
 from mm_ldlm.data.corpus.detokenising import Published
 from mm_ldlm.evaluation.bootstrap import Bootstrap
-from mm_ldlm.evaluation.sts_sets import Name, StsSource, load_sts
+from mm_ldlm.evaluation.sts_sets import Name, StsSource, load_sts, slug
 from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.limits import Draws, Length
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
@@ -51,11 +51,6 @@ class BootstrapConfig:
     def seeded(self, seed: int) -> Bootstrap:
         """Make the bootstrap with this seed."""
         return Bootstrap(self.replicates, self.level, seed)
-
-
-def slug(text: str) -> str:
-    """Convert a text to lower-case letters, digits and '_', as a part of a key."""
-    return re.sub(r"[\W_]+", "_", text.lower()).strip("_")
 
 
 def refuse_repeated(names: Sequence[str], *keys: str) -> None:

@@ -7,6 +7,7 @@ file and line.
 import csv
 import io
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,11 @@ Name = Annotated[str, bounded(pattern=r"^[\w-]+$")]
 """Part of the name of a metric"""
 Pair = tuple[str, str, float]
 """Sentence, sentence, gold score"""
+
+
+def slug(text: str) -> str:
+    """Convert a text to lower-case letters, digits and '_', as a part of a key."""
+    return re.sub(r"[\W_]+", "_", text.lower()).strip("_")
 
 
 @dataclass(frozen=True)

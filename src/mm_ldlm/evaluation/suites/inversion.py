@@ -21,8 +21,8 @@ from mm_ldlm.data.held_out import Sentences, read_sentences, sample_rows, split_
 from mm_ldlm.data.latents.recognition import cosines_of
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval, Statistic, mean_of_counts, ratio_of_counts
 from mm_ldlm.evaluation.calibration import right_texts
-from mm_ldlm.evaluation.config import slug
 from mm_ldlm.evaluation.report.inputs import described_sampler, examples
+from mm_ldlm.evaluation.sts_sets import slug
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Suite, of_samples, token_rows, without_truth
 from mm_ldlm.evaluation.suites.generation import memorised, normal_form
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
