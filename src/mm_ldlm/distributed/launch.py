@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -134,16 +135,20 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
     log_directory.mkdir(parents=True, exist_ok=True)
     _remove_old_logs(log_directory, keep=config.keep_logs - 1)
     started = time.time()
-    alone = config.nodes == 1 or config.rendezvous is None
-    store = TCPStore("127.0.0.1", 0, None, True, multi_tenant=True, wait_for_workers=False) if alone else None
+    # torch's own socket would listen on all interfaces
+    listener = socket.create_server(("127.0.0.1", 0)) if config.nodes == 1 else None
+    store = None if listener is None else TCPStore(
+        "127.0.0.1", listener.getsockname()[1], None, True, multi_tenant=True, wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )  # fmt: skip
     endpoint = str(config.rendezvous) if store is None else f"127.0.0.1:{store.port}"
-    address = "127.0.0.1" if alone else config.address or environment.address_towards(endpoint)
+    address = "127.0.0.1" if store is not None else config.address or environment.address_towards(endpoint)
     elastic = api.LaunchConfig(
         min_nodes=config.nodes,
         max_nodes=config.nodes,
         nproc_per_node=config.processes,
         run_id=config.job or uuid.uuid4().hex[:12],
-        rdzv_backend="static" if alone else "c10d",  # c10d names its records by `inspect.stack`: seconds of a launch
+        rdzv_backend="c10d" if store is None else "static",  # c10d reads the stack for its records: seconds
         rdzv_endpoint=endpoint,
         rdzv_configs={
             "join_timeout": config.join_timeout,
