@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.inference.runs import MMDIT, MULTIMODAL, BagEncoder, make, root_of, tokenizer
 
@@ -87,7 +87,11 @@ def test_search_infilling_editing_and_interpolation_agree(learned: MMLDLM) -> No
     ]),
     how=st.sampled_from([{}, {"length": 9}, {"length": "sample"}, {"search": {"candidates": 2, "rounds": 3}}]),
 )  # fmt: skip
-def test_no_text_takes_more_than_its_calls(
+@example(
+    calls=20, samples=1, keep="all", sampler=text_sampler("blocks", block_length=5, inner={"kind": "random", "steps": 2}),
+    how={"search": {"rounds": 20}},
+)  # fmt: skip
+def test_no_text_takes_more_than_its_calls_or_depends_on_its_batch(
     calls: int, samples: int, keep: Any, sampler: Any, how: dict[str, Any], model: MMLDLM, unit_latents: Any
 ) -> None:
     latents, how = unit_latents(3), {"sampler": sampler, "samples": samples, **how}
@@ -96,6 +100,8 @@ def test_no_text_takes_more_than_its_calls(
             model.invert(latents, calls=calls, keep=keep, **how)
         return
     made = model.invert(latents, calls=calls, keep=keep, **how)
+    alone = make(batch_tokens=1).invert(latents, calls=calls, keep=keep, **how)
+    assert (alone.texts, [*alone.model_calls]) == (made.texts, [*made.model_calls])
     assert made.model_calls.reshape(3, -1).sum(axis=1).max() <= calls
     assert how.get("length") != 9 or {len(ids) for ids in made.tokens} == {9}
 

@@ -45,7 +45,7 @@ def run(bench=None, canvas=None, price=0, **config):
     canvas = torch.full((3, config.candidates, 6), MASK) if canvas is None else canvas
     return bench, search(
         canvas, config=config, write=bench.write, reembed=bench.reembed, mask_id=MASK, pad_id=PAD,
-        generator=rows(3), prices=dict.fromkeys(("first", "drawn", "child"), price),
+        generator=rows(3), prices=dict.fromkeys(("first", "drawn", "child"), torch.tensor(price)),
     )  # fmt: skip
 
 
@@ -189,22 +189,6 @@ def test_only_masks_are_written():
     assert (result.tokens[:, 2] == 7).all()
     _, same = run(canvas=TARGETS[:1, None].expand(3, 4, 6).contiguous())  # without masks
     assert torch.equal(same.cosines, (TARGETS[0] == TARGETS).float().mean(1)), "each to its own target"
-
-
-def test_a_target_does_not_depend_on_its_batch():
-    bench = Bench()
-    _, whole = run(bench)
-    config = SearchConfig(candidates=4, rounds=2)
-    alone = search(
-        torch.full((1, 4, 6), MASK),
-        config=config,
-        write=lambda canvas, target, *rest: bench.write(canvas, target + 2, *rest),
-        reembed=lambda tokens, target: bench.reembed(tokens, target + 2),
-        mask_id=MASK,
-        pad_id=PAD,
-        generator=rows(3).select(torch.tensor([2])),
-    )
-    assert torch.equal(alone.tokens[0], whole.tokens[2])
 
 
 def test_the_first_text_of_every_length_is_greedy():

@@ -245,14 +245,14 @@ class Writer:
                 cosines_N, own_Nd = (torch.from_numpy(values).float().to(latents_Bd.device) for values in found)
                 return cosines_N, latents_Bd[target_N] - own_Nd
 
-            widest = max(longest[row] for row in batch)
             room = 2 * config.rounds if config.infill > 0 else 0  # a text may grow by two tokens in each round
-            width = max(widest, min(widest + room, shape.max_length))
+            widths = [max(longest[row], min(longest[row] + room, shape.max_length)) for row in batch]
             found = search(
-                torch.stack([self.padded(canvases[row], length=width) for row in batch]),
+                torch.stack([self.padded(canvases[row], length=max(widths)) for row in batch]),
                 config=config, write=write, reembed=compare, mask_id=shape.mask_id, pad_id=shape.pad_id,
                 generator=self.generator(batch, seed), compare=first.compare if traces else uncompared,
-                prices={how: sampler.most_calls(width) for how, sampler in samplers.items()},
+                prices={how: latents_Bd.new_tensor([*map(sampler.most_calls, widths)], dtype=torch.long)
+                        for how, sampler in samplers.items()},
             )  # fmt: skip
             texts = [self._unpadded(ids) for ids in found.tokens.tolist()]
             return {

@@ -148,7 +148,7 @@ class Search:
 
     def __init__(
         self, config: SearchConfig, write: Write, reembed: Reembed, *, targets: int, mask_id: int, pad_id: int,
-        generator: RowGenerator, compare: Compare, prices: Mapping[How, int],
+        generator: RowGenerator, compare: Compare, prices: Mapping[How, Tensor],
     ) -> None:  # fmt: skip
         self.config, self.mask_id, self.pad_id, self.generator = config, mask_id, pad_id, generator
         self._write, self._reembed, self.compare, self.prices = write, reembed, compare, prices
@@ -157,7 +157,7 @@ class Search:
 
     def affords(self, live: Tensor, how: How) -> Tensor:
         """Return whether each of the targets `live` has model calls left for one more text (T,)."""
-        calls_T = self.model_calls_B[live] + self.prices.get(how, 0)
+        calls_T = (self.model_calls_B + self.prices.get(how, 0))[live]
         return torch.ones_like(live, dtype=torch.bool) if self.config.calls is None else calls_T <= self.config.calls
 
     def write(
@@ -286,7 +286,7 @@ def search(
     pad_id: int,
     generator: RowGenerator,
     compare: Compare = uncompared,
-    prices: Mapping[How, int] = MappingProxyType({}),
+    prices: Mapping[How, Tensor] = MappingProxyType({}),
 ) -> SearchResult:
     """Search for the text nearest to each target.
 
@@ -295,8 +295,8 @@ def search(
     candidates and draws `candidates` children from them: a fraction `remask_ratio` of their least confident tokens is
     masked again, or, in a fraction `infill` of the children, a span whose length may change; in a fraction `swap` two
     neighbouring spans change places instead. Parents compete with their children, so the best cosine never decreases.
-    `prices` are the largest numbers of model calls that `write` makes for a text; with `config.calls` no text is begun
-    that could exceed them, the first one excepted.
+    `prices` are the largest numbers (B,) of model calls that `write` makes for a text of each target; with
+    `config.calls` no text is begun that could exceed them, the first one excepted.
     """
     B = len(canvases_BKL)
     run = Search(
