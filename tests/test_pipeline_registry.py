@@ -26,7 +26,6 @@ LAYERS = {
     "06_models": "models", "07_model_output": "model_output", "08_reporting": "reporting",
 }  # fmt: skip
 OTHER_THAN_ITS_FOLDER = {
-    "quarantine_ingestion": "intermediate",
     "validation_report": "model_input",
     "layout_workspace": None,
     "scores": "models",

@@ -2,7 +2,6 @@
 
 import json
 import math
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_ldlm.core import StoreError
-from mm_ldlm.training.jsonl import Tracker, follow, number, read_events, read_lines, read_metrics
+from mm_ldlm.training.jsonl import NewLines, Tracker, number, read_events, read_lines, read_metrics
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -50,14 +49,13 @@ def test_half_a_line_of_a_killed_writer_is_removed(left: bytes, tmp_path: Path) 
     file = tmp_path / "log.jsonl"
     file.write_bytes(b'{"step": 1}\n' + left)
     assert read_lines(file) == [{"step": 1}]
-    stopped = iter([False, False, True, True])
-    lines = follow(file, stop=lambda: next(stopped), interval=0)
-    assert next(lines) == []
+    lines = NewLines(file)
+    assert lines.take() == []
     log = Tracker(file)
     log.metrics(2, {})
     log.close()
     assert read_lines(file) == [{"step": 1}, {"step": 2}]
-    assert [line for batch in lines for line in batch] == [{"step": 2}]
+    assert lines.take() == [{"step": 2}]
 
 
 def test_repeated_steps_count_once(tmp_path: Path) -> None:
@@ -80,19 +78,16 @@ def test_a_damaged_line_is_refused(tmp_path: Path, refuses: Callable[..., Any]) 
 
 
 def test_a_follower_sees_every_line_once_also_of_a_new_run(tmp_path: Path) -> None:
-    file, done = tmp_path / "log.jsonl", threading.Event()
+    file = tmp_path / "log.jsonl"
     old = Tracker(file)
     old.metrics(0, {"text": "x" * 1000})
-    lines = follow(file, stop=done.is_set, interval=0.01)
-    assert next(lines) == []
-    seen = []
+    lines, seen = NewLines(file), list[int]()
     for step in range(1, 50):
         if step == 20:  # a new run of the same name
             old.close()
             file.rename(tmp_path / "old.jsonl")
             old = Tracker(file)
         old.metrics(step, {})
-        seen += [line["step"] for line in next(lines)]
-    done.set()
-    seen += [line["step"] for batch in lines for line in batch]
+        if step % 3:
+            seen += [line["step"] for line in lines.take()]
     assert seen == list(range(1, 50))

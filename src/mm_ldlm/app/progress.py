@@ -6,14 +6,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core import duration, reason_of, show
 from mm_ldlm.core.progress import QUIET_SECONDS
 from mm_ldlm.training.checkpoints.reference import LOG
-from mm_ldlm.training.jsonl import follow, number
+from mm_ldlm.training.jsonl import NewLines, number
 
 log = logging.getLogger(__name__)
 Lines = Sequence[dict[str, Any]]
@@ -25,6 +24,8 @@ _SHOWN = frozenset(
 )  # fmt: skip
 """Events that are shown as warnings"""
 _LONGEST_SENTENCE = 160
+INTERVAL = 0.5
+"""Seconds between two looks at a log"""
 AFTER_TRAINING = 0.2
 """Seconds of sampling, evaluation and reporting ÷ seconds of training in the base run, for a first run"""
 
@@ -40,8 +41,7 @@ class Follower:
         """Number of lines that were passed on"""
         self._path, self._sink, self._broken = path, sink, False
         self._done = threading.Event()
-        self._batches = follow(path, stop=self._done.is_set)
-        self._first = next(self._batches)  # the present end of the log, so that no line of this session is missed
+        self._log = NewLines(path)
         self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
         self._thread.start()
 
@@ -52,8 +52,10 @@ class Follower:
         self._pass_on([])
 
     def _run(self) -> None:
-        for lines in chain([self._first], self._batches):
-            if lines:
+        ended = False
+        while not ended:
+            ended = self._done.wait(INTERVAL)
+            if lines := self._log.take():
                 self._pass_on(lines)
 
     def _pass_on(self, lines: Lines) -> None:

@@ -1,7 +1,9 @@
 """First module of every child process: watch the launching process, then run a module as `python -m` does.
 
-    python mm_ldlm/distributed/entry.py MODULE ARGUMENTS…
+    python mm_ldlm/distributed/entry.py PARENT INTERFACE MODULE ARGUMENTS…
 
+PARENT is the process id of the launching process, INTERFACE the network interface for gloo; with an empty text gloo
+chooses it, by the address of the host name, which is the loopback on many machines.
 It imports nothing but the standard library before it watches: a child of which the parent is killed while torch is
 imported would be an orphan.
 """
@@ -12,8 +14,6 @@ import runpy
 import signal
 import sys
 
-LAUNCHER = "MM_LDLM_LAUNCHER"
-"""Environment variable with the process id of the launching process"""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -31,9 +31,11 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent(int(os.environ[LAUNCHER]))
+    parent, interface, *sys.argv = sys.argv[1:]
+    die_with_parent(int(parent))
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     own = os.path.dirname(os.path.abspath(__file__))
     # The folder of the package, not PYTHONPATH, whose folders have no colon in their names
     sys.path[:] = [os.path.dirname(os.path.dirname(own)), os.getcwd(), *(place for place in sys.path if place != own)]
-    sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

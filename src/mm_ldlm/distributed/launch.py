@@ -143,6 +143,8 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
     )  # fmt: skip
     endpoint = str(config.rendezvous) if store is None else f"127.0.0.1:{store.port}"
     address = "127.0.0.1" if store is not None else config.address or environment.address_towards(endpoint)
+    interface = environment.interface_of(address) if address else None
+    program = ("-u", entry.__file__, str(os.getpid()), interface or "")
     elastic = api.LaunchConfig(
         min_nodes=config.nodes,
         max_nodes=config.nodes,
@@ -162,11 +164,8 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
         logs_specs=DefaultLogsSpecs(log_dir=str(log_directory), redirects=Std.ALL, tee=Std.NONE),
     )
     try:
-        with (
-            _environment_of_workers(environment.interface_of(address) if address else None),
-            _restored_signal_handlers(),
-        ):
-            api.elastic_launch(elastic, sys.executable)("-u", entry.__file__, module, *arguments)
+        with _restored_signal_handlers():
+            api.elastic_launch(elastic, sys.executable)(*program, module, *arguments)
     except ChildFailedError as error:
         text, error_class = failure.explain(error.failures, log_directory, since=started)
         again = f" (after {config.max_restarts} restarts)" if config.max_restarts else ""
@@ -203,24 +202,3 @@ def _restored_signal_handlers() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _environment_of_workers(interface: str | None) -> Iterator[None]:
-    """Set the environment that the workers inherit: the launcher, and gloo's network interface.
-
-    By default gloo uses the interface that the host name resolves to, which is the loopback on many machines.
-    """
-    changes = {entry.LAUNCHER: str(os.getpid())}
-    if interface is not None:
-        changes["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", interface)
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

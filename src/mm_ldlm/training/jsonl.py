@@ -6,10 +6,11 @@ of a step is valid (`read_metrics`). JSON has no NaN: non-finite numbers are wri
 
 import json
 import math
+import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,9 +29,8 @@ class Tracker:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             refuse_other(path)
-            self._file = open(path, "ab+")  # noqa: SIM115
-            self._file.seek(0)
-            self._file.truncate(self._file.read().rfind(b"\n") + 1)  # half a line of a killed writer
+            self._file = open(path, "ab")  # noqa: SIM115
+            self._file.truncate(_end(path))  # half a line of a killed writer
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         self._write({"step": step, **values})
@@ -86,30 +86,33 @@ def number(value: Any) -> float | None:
     return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.get(value) if isinstance(value, str) else None
 
 
-def follow(path: Path, *, stop: Callable[[], bool], interval: float = 0.5) -> Iterator[list[dict[str, Any]]]:
-    """Yield new lines in batches as they are written, and an empty batch every `interval` seconds without new lines.
+class NewLines:
+    """The lines that are written to a log from now on. The file need not exist yet."""
 
-    The iterator ends when `stop()` is true and all lines written until then were yielded. The file need not exist yet.
-    """
-    # Half a line of a killed writer is removed by the next one (`Tracker`).
-    inode, position = (path.stat().st_ino, path.read_bytes().rfind(b"\n") + 1) if path.exists() else (0, 0)
-    while True:
-        stopping = stop()
-        data = b""
-        if path.exists():
-            with open(path, "rb") as file:
-                if (found := os.fstat(file.fileno()).st_ino) != inode:  # a new run of the same name has a new file
-                    inode, position = found, 0
-                file.seek(position)
-                data = file.read()
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode, self._position = (path.stat().st_ino, _end(path)) if path.exists() else (0, 0)
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return the complete lines that were written since the last call."""
+        if not self._path.exists():
+            return []
+        with open(self._path, "rb") as file:
+            if (found := os.fstat(file.fileno()).st_ino) != self._inode:  # a new run of the same name has a new file
+                self._inode, self._position = found, 0
+            file.seek(self._position)
+            data = file.read()
         data = data[: data.rfind(b"\n") + 1]
-        position += len(data)
-        lines = [json.loads(line) for line in data.splitlines() if line.strip()]
-        yield lines
-        if stopping and not lines:
-            return
-        if not lines:
-            time.sleep(interval)
+        self._position += len(data)
+        return [json.loads(line) for line in data.splitlines() if line.strip()]
+
+
+def _end(path: Path) -> int:
+    """Return where the last complete line of a file ends. A search from its end reads only its last pages."""
+    if not path.stat().st_size:  # an empty file cannot be mapped
+        return 0
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        return mapped.rfind(b"\n") + 1
 
 
 def _plain(value: Any) -> Any:

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from mm_ldlm.core import PreflightError
-from mm_ldlm.core.files import write_text
-from mm_ldlm.distributed import collectives, environment
+from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.batches import Planned
 from mm_ldlm.training.loop import Run
@@ -79,14 +78,16 @@ def shared_folder(process: Process, directory: Path) -> Check:
     """Check that every rank reads what rank 0 writes, because a resumed run reads checkpoints on every host."""
     probe = directory / ".preflight"
     if process.is_main:
-        write_text(probe, environment.host_name())
+        probe.touch()
     collectives.barrier()
     seen = probe.is_file()
     collectives.barrier()
     if process.is_main:
         probe.unlink()
-    remedy = "" if seen else "put the data folder on storage that all hosts share (kedro run --params data=/shared/…)"
-    return Check("run folder", f"{directory} on {environment.host_name()}", remedy)
+    if seen:
+        return Check("run folder", "all ranks read the files of rank 0")
+    remedy = "put the data folder on storage that all hosts share (kedro run --params data=/shared/…)"
+    return Check("run folder", "this rank does not find the files of rank 0", remedy)
 
 
 def batches(run: Run) -> Check:
