@@ -69,7 +69,7 @@ def run(parameters: dict[str, Any], folder: Path, _: Any) -> str:
     store = side_store(PrecomputedEncoderConfig(name="mine", dim=DIM, normalised=False), folder / "records")
     source, written = make_vectors(damage, draw, folder)
     ending = sources.ingested(folder, source, written, {}, side=store)
-    texts = ShardStore.open(folder / "records", "records").strings("text").take(slice(None))
+    texts = ShardStore.open(folder / "records", "records").gather("text", slice(None)).to_pylist()
     vectors = ShardStore.open(folder / "records" / "vectors", "vectors").fixed("vector")
     check_vectors(damage, texts, vectors.take(slice(None)))
     return ending

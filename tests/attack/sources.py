@@ -113,7 +113,7 @@ def ingested(folder: Path, source: dict[str, Any], written: Written, options: di
     )  # fmt: skip
     records.write(workspace)
     refused.write(quarantine)
-    accepted = ShardStore.open(workspace, "records").strings("text").take(slice(None))
+    accepted = ShardStore.open(workspace, "records").gather("text", slice(None)).to_pylist()
     if limits or "near_duplicates" in options:
         written.required = set()  # near duplicates are dropped, long texts are cut
     check_rows(written, report, list(accepted), len(ShardStore.open(quarantine, "quarantine")))

@@ -63,7 +63,7 @@ def test_latents_of_a_device_are_those_of_the_cpu_and_repeat(device: str, tmp_pa
     assert shards[0]
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*shards, strict=True))
     found = np.stack(pa.ipc.open_file(shards[0][0]).read_all()["latent"].to_numpy(zero_copy_only=False)[:512])
-    texts = store.strings("text").take(slice(0, len(found)))
+    texts = store.gather("text", slice(0, len(found))).to_pylist()
     error = float(np.abs(found - load_encoder(config, device="cpu").encode(texts)).max())
     measured(error=error, sentences_per_second=count / seconds)
     assert error <= TOLERANCE

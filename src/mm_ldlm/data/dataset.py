@@ -137,12 +137,6 @@ class Dataset:
                     f"{committed}: the {name} changed after validation. Run `kedro run --pipeline=validation`, or "
                     "restore the validated store."
                 )
-            columns = SCHEMAS.get(name)
-            if columns is not None and len(opened) and not opened.schema.equals(columns):
-                raise StoreError(
-                    f"{self.folder(name)}: expected the columns {columns.names}, found {opened.schema.names} or other "
-                    f"types. {_AGAIN}"
-                )
             self._opened[name] = opened
         return self._opened[name]
 
@@ -255,9 +249,19 @@ _NORMALISER = "normaliser"
 
 
 def open_store(folder: Path, kind: str) -> Any:
-    """Open a store, a tokenizer or a normaliser by its kind."""
+    """Open a store, a tokenizer or a normaliser by its kind.
+
+    Raises:
+        StoreError: it is missing or damaged, or a table has other columns than those of its kind.
+    """
     if kind == "tokenizer":
         return TextTokenizer.load(folder)
     if kind.endswith(_NORMALISER):
         return Normaliser.load(folder)
-    return (LatentStore if kind == "latents" else ShardStore).open(folder, kind)
+    store = (LatentStore if kind == "latents" else ShardStore).open(folder, kind)
+    columns = SCHEMAS.get(kind)
+    if columns is not None and len(store) and not store.schema.equals(columns):
+        raise StoreError(
+            f"{folder}: expected the columns {columns.names}, found {store.schema.names} or other types. {_AGAIN}"
+        )
+    return store

@@ -26,7 +26,7 @@ def write_index(
     """
     valid = np.ones(len(records), bool)
     if len(quarantine):
-        valid[quarantine.ints("row").take(slice(None))] = False
+        valid[quarantine.gather("row", slice(None)).to_numpy()] = False
     rows = np.flatnonzero(valid)
     counts = {each["values"]: each["counts"] for each in pc.value_counts(records.gather("split", rows)).to_pylist()}
     splits = {split: counts.get(split, 0) for split in SPLITS}
@@ -39,7 +39,7 @@ def write_index(
     tables = (
         {
             "id": records.gather("id", part), "split": records.gather("split", part), "row": part,
-            "length": tokens.ints("length").take(part),
+            "length": tokens.gather("length", part),
         }
         for part in parts
     )  # fmt: skip

@@ -55,7 +55,7 @@ def validate_data(
     return {
         "report": outcome.report,
         "quarantine": write_quarantine(records, outcome.failing, workspace),
-        **of_data(outcome.statistics, tokens.ints("length").take(slice(None))),
+        **of_data(outcome.statistics, tokens.gather("length", slice(None)).to_numpy()),
     }
 
 

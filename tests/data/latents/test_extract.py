@@ -78,7 +78,7 @@ def test_row_i_is_the_vector_of_record_i(tmp_path: Path, texts: list[str], shard
         shutil.rmtree(tmp_path / name, ignore_errors=True)
     stored = records(tmp_path / "records", texts)
     found = embedded(stored, tmp_path / "latents", shard_rows=shard_rows)
-    assert found.strings("id").take(slice(None)) == stored.strings("id").take(slice(None))
+    assert found.gather("id", slice(None)).to_pylist() == stored.gather("id", slice(None)).to_pylist()
     vectors = np.array([digest_vector(text) for text in texts], np.float32).reshape(-1, DIM)
     np.testing.assert_array_equal(found.take(slice(None)), vectors)
     assert [shard.rows for shard in found.manifest.shards][:-1] == [shard_rows] * (max(len(texts) - 1, 0) // shard_rows)
@@ -174,7 +174,7 @@ def test_a_vector_that_is_not_finite_is_refused_or_counted_never_stored_in_silen
 ) -> None:
     encoder = ToyEncoderConfig(**{fault: "more words with"})
     bad = [row for row, text in enumerate(TEXTS) if "more words with" in text]
-    ids = stored.strings("id").take(bad)
+    ids = stored.gather("id", bad).to_pylist()
     with pytest.raises(EncoderError, match=rf"'toy'.*{dtype}.*(?:{'|'.join(ids)})"):
         embedded(stored, tmp_path / "stop", encoder, dtype=dtype, **engine)
     for path in (tmp_path / "stop").glob("*.arrow"):

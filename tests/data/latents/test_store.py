@@ -28,7 +28,7 @@ def made(workspace: Path, *, mark: str = "t", **options: Any) -> LatentStore:
 def test_row_i_is_the_vector_of_the_plain_text_of_token_i(tmp_path: Path) -> None:
     found = made(tmp_path)
     np.testing.assert_array_equal(found.take(slice(None)), np.array([digest_vector(t) for t in PLAIN], np.float32))
-    assert found.strings("id").take(slice(None)) == TOKENS
+    assert found.gather("id", slice(None)).to_pylist() == TOKENS
 
 
 def test_a_store_of_the_same_inputs_is_kept_and_another_is_made_anew(

@@ -43,7 +43,7 @@ def expected(tmp_path: Path) -> dict[str, bytes]:
     """The files of a store that one process wrote in order."""
     assert fill(tmp_path / "plain") == [*range(COUNT)]
     store = ShardStore.open(tmp_path / "plain", "toy")
-    assert store.ints("v").take(slice(None)).tolist() == [0, 1, 10, 11, 20, 21]
+    assert store.gather("v", slice(None)).to_numpy().tolist() == [0, 1, 10, 11, 20, 21]
     return content(tmp_path / "plain")
 
 

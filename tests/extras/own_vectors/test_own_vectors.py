@@ -64,7 +64,7 @@ def stored_vectors(stored: ShardStore, vectors_nd: Any, *, ids: list[str] | None
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     store = VectorStore(vectors_nd.shape[1], folder)
-    table = store.table(ids or stored.strings("id").take(slice(None)), list(vectors_nd))
+    table = store.table(ids or stored.gather("id", slice(None)).to_pylist(), list(vectors_nd))
     store.commit([write_shard(folder, "part-000000.arrow", table)], records=stored.manifest)
 
 
@@ -89,7 +89,7 @@ def test_vectors_become_latents_bit_for_bit_whatever_is_killed_or_damaged(
     expected = content(tmp_path / "plain")
     given_nd = ShardStore.open(side_folder(stored.directory)).fixed("vector").take(slice(None))
     assert found.take(slice(None)).tobytes() == given_nd.tobytes()
-    assert found.strings("id").take(slice(None)) == stored.strings("id").take(slice(None))
+    assert found.gather("id", slice(None)).to_pylist() == stored.gather("id", slice(None)).to_pylist()
     for _ in kills(lambda: taken(stored, tmp_path / "killed")):
         assert not Manifest.exists(tmp_path / "killed") or content(tmp_path / "killed").items() >= expected.items()
     assert content(tmp_path / "killed") == expected
@@ -120,7 +120,7 @@ def test_numbers_beyond_float16_stop_the_run_or_are_counted(stored: ShardStore, 
     with pytest.raises(EncoderError, match="float16"):
         taken(stored, tmp_path / "stop", dtype="float16")
     found = taken(stored, tmp_path / "counted", dtype="float16", non_finite="quarantine")
-    assert found.manifest.meta["non_finite"] == {"count": 1, "ids": stored.strings("id").take([7])}
+    assert found.manifest.meta["non_finite"] == {"count": 1, "ids": stored.gather("id", [7]).to_pylist()}
 
 
 def test_the_vectors_of_a_file_become_latents_and_bad_rows_are_quarantined_with_a_reason(

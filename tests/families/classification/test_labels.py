@@ -86,7 +86,7 @@ def test_a_label_can_be_a_function_of_the_text(tmp_path: Path) -> None:
     _, records, labels, _, _ = stores(tmp_path, ROWS, label=function)
     classes = labels.manifest.meta["classes"]
     found = [classes[number] if number >= 0 else None for (number,) in labels.fixed("value").take(slice(None))]
-    expected = [num_words(text) for text in records.strings("text").take(slice(None))]
+    expected = [num_words(text) for text in records.gather("text", slice(None)).to_pylist()]
     assert found == [label if label in classes else None for label in expected]
     assert len(classes) == 7, "one for each length in the training split"
 
@@ -103,7 +103,7 @@ def test_a_comparison_has_its_answers_as_classes_and_needs_second_texts(tmp_path
         ("train", {"label": "first"}), ("test", {"label": "better", "pair": "a"}),
     ]  # fmt: skip
     config, records, labels, names, pairs = stores(tmp_path, rows, kind="pairwise_classification")
-    assert names.strings("id").take(slice(None)) == ["first", "second", "similar"]
+    assert names.gather("id", slice(None)).to_pylist() == ["first", "second", "similar"]
     assert labels.fixed("value").take(slice(None))[:2, 0].tolist() == [1, 0]
     found = {reason: finding.failing.tolist() for reason, finding in check(config, records, labels).items()}
     assert found == {"no_pair": [2], "unknown_label": [3], "classes": []}

@@ -105,7 +105,7 @@ def tokenize_records(
 def base_ids(records: ShardStore, rows: Any, tokenizer: TextTokenizer) -> tuple[Ints, Ints]:
     """Return (values, offsets) of some records, in ids of the entire vocabulary; wrapped ones are stored as tokens."""
     if "wrap" not in records.manifest.fingerprints:
-        return tokenizer.encode_base(records.strings("text").take(rows))
+        return tokenizer.encode_base(records.gather("text", rows).to_pylist())
     return ShardStore.open(records.directory / TOKEN_IDS, TOKEN_IDS).lists(TOKEN_IDS).take(rows)
 
 

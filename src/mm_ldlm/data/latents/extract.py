@@ -157,7 +157,7 @@ def commit(job: Job, located: LocatedEncoder, *, rows: int) -> Manifest:
         meta={
             "dim": column.dim, "dtype": job.config.dtype, "shard_rows": job.shard_rows, "encoder": located.describe(),
             "encoder_config": job.encoder.portable(),
-            "non_finite": {"count": len(non_finite), "ids": store.strings("id").take(non_finite[:10])},
+            "non_finite": {"count": len(non_finite), "ids": store.gather("id", non_finite[:10]).to_pylist()},
         },
     )  # fmt: skip
 

@@ -32,7 +32,7 @@ _FAULT_BYTES = 64 * 2**10  # Linux maps this much around a page fault
 
 
 class Column:
-    """One numeric column across all shards of a store; other types have their own classes."""
+    """A column of lists across all shards of a store; `ShardStore.gather` reads numbers and texts."""
 
     def __init__(self, store: "ShardStore", name: str, what: str, *fits: Callable[[pa.DataType], bool]) -> None:
         """Find the column.
@@ -48,10 +48,6 @@ class Column:
                 f"{store.directory}: expected {what} in column {name!r}, found {self.type}. Open the store as its own "
                 "kind, or write it again."
             )
-
-    def take(self, rows: Rows) -> Any:
-        """Return (n,) in the stored type, in the requested order; a copy."""
-        return np.array(self.store.gather(self.name, rows))
 
 
 class FixedColumn(Column):
@@ -77,14 +73,6 @@ class FixedColumn(Column):
     def _matrix(self, array: pa.FixedSizeListArray) -> npt.NDArray[Any]:
         values = array.flatten().to_numpy(zero_copy_only=True)
         return np.reshape(values, (len(array), self.dim))
-
-
-class StringColumn(Column):
-    """A text column."""
-
-    def take(self, rows: Rows) -> list[Any]:
-        """Return n strings in the requested order; None where the store has a null."""
-        return list(self.store.gather(self.name, rows).to_pylist())
 
 
 class ListColumn(Column):
@@ -123,7 +111,6 @@ class ShardStore:
         self._maps: dict[int, pa.Buffer] = {}
         self._valid: set[tuple[int, str]] = set()
         self._touched: dict[int, int] = {}
-        self._resident = 0
 
     @classmethod
     def open(cls, directory: str | Path, kind: str | None = None) -> Self:
@@ -163,12 +150,6 @@ class ShardStore:
     def lists(self, name: str) -> ListColumn:
         return ListColumn(self, name, "a list", pa.types.is_list, pa.types.is_large_list)
 
-    def strings(self, name: str) -> StringColumn:
-        return StringColumn(self, name, "texts", pa.types.is_string, pa.types.is_large_string)
-
-    def ints(self, name: str) -> Column:
-        return Column(self, name, "numbers", pa.types.is_integer, pa.types.is_floating)
-
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def bounds(self, shard: int) -> tuple[int, int]:
@@ -190,10 +171,9 @@ class ShardStore:
     def array(self, shard: int, column: str, *, touched: int | None) -> pa.Array:
         """Return one column of one shard. `touched` rows are about to be read (None: all); mapped pages are counted."""
         found, size = self._batch(shard).column(column), self.manifest.shards[shard].bytes
-        before = self._touched.get(shard, 0)
-        self._touched[shard] = min(before + (size if touched is None else touched * _FAULT_BYTES), size)
-        self._resident += self._touched[shard] - before
-        if self._resident > RESIDENT_BYTES and len(self._touched) > 1:
+        more = size if touched is None else touched * _FAULT_BYTES
+        self._touched[shard] = min(self._touched.get(shard, 0) + more, size)
+        if sum(list(self._touched.values())) > RESIDENT_BYTES:
             self.release(keep=shard)
         if (shard, column) not in self._valid:
             _validate(found, path=self.directory / self.manifest.shards[shard].name, column=column)
@@ -203,8 +183,7 @@ class ShardStore:
     def release(self, *, keep: int | None = None) -> None:
         """Release the mapped pages; the data remain readable and are mapped again on the next read."""
         for shard in self._touched.keys() - {keep}:
-            released = self._touched.pop(shard, 0)  # another thread may have released it
-            self._resident -= released
+            self._touched.pop(shard, None)  # another thread may have released it
             if hasattr(mmap, "MADV_DONTNEED"):
                 address, size = self._maps[shard].address, self._maps[shard].size
                 ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
@@ -245,7 +224,7 @@ class ShardStore:
         rows = self.rows(rows)
         shards: Any = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.argsort(shards, kind="stable")
-        pieces = [pa.array([], self.schema.field(column).type)]
+        pieces = [pa.array([], self.schema_of([column]).field(0).type)]
         groups: list[Any] = np.split(order, np.flatnonzero(np.diff(shards[order])) + 1)
         for asked in groups if len(rows) else []:
             shard = int(shards[asked[0]])

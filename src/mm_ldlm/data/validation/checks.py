@@ -212,7 +212,7 @@ def check_tokens(subject: Subject) -> Iterator[Finding]:
         row = np.repeat(np.arange(rows.start, rows.stop), lengths)
         outside.append(np.unique(row[(values < 0) | (values >= tokenizer.vocab_size)]))
         special.append(np.unique(row[(values == tokenizer.pad_id) | (values == tokenizer.mask_id)]))
-        untrue.append(start + np.flatnonzero(tokens.ints("length").take(rows) != lengths))
+        untrue.append(start + np.flatnonzero(tokens.gather("length", rows).to_numpy() != lengths))
         empty.append(start + np.flatnonzero(lengths == 0))
         long.append(start + np.flatnonzero(lengths > tokenizer.max_length))
     for check, rows_of, words, remedy in (
@@ -230,7 +230,7 @@ def check_tokens(subject: Subject) -> Iterator[Finding]:
                 f"{len(bad)} rows {words}.",
                 remedy,
                 count=len(bad),
-                examples=tokens.strings("id").take(bad[:MAX_EXAMPLES]),
+                examples=tokens.gather("id", bad[:MAX_EXAMPLES]).to_pylist(),
                 failing=bad,
             )
 
@@ -288,7 +288,7 @@ def check_texts(subject: Subject) -> Iterator[Finding]:
                 f"{len(rows)} records {words}.",
                 "Run the ingestion pipeline again.",
                 count=len(rows),
-                examples=records.strings("id").take(rows[:MAX_EXAMPLES]),
+                examples=records.gather("id", rows[:MAX_EXAMPLES]).to_pylist(),
                 failing=rows if check == "ids" else NO_ROWS,
             )
     if n and not (split_n == SPLITS.index("test")).any():
@@ -318,7 +318,7 @@ def _repeated(
             f"{len(rows)} texts, or what they describe, are in more than one split (apart from case and spacing).",
             "Run the ingestion pipeline again; sources with their own splits must not repeat texts between splits.",
             count=len(rows),
-            examples=records.strings("text").take(rows[:MAX_EXAMPLES]),
+            examples=records.gather("text", rows[:MAX_EXAMPLES]).to_pylist(),
         )
     if within := int((same & ~across).sum()):
         yield Finding(
@@ -342,7 +342,7 @@ def _divided(records: ShardStore, group_n2: npt.NDArray[np.uint64], split_n: npt
             f"{count} documents or groups have records in more than one split.",
             "Run the ingestion pipeline again; sources with their own splits must not divide a group.",
             count=count,
-            examples=records.strings("text").take(rows[:MAX_EXAMPLES]),
+            examples=records.gather("text", rows[:MAX_EXAMPLES]).to_pylist(),
         )
 
 
@@ -373,7 +373,7 @@ def _leaked(
             f"{'They are in quarantine.' if remove else 'They remain in the training split.'}",
             "validation.on_leakage decides: remove or report.",
             count=len(rows),
-            examples=subject.inputs.records.strings("text").take(rows[:MAX_EXAMPLES]),
+            examples=subject.inputs.records.gather("text", rows[:MAX_EXAMPLES]).to_pylist(),
             failing=rows if remove else NO_ROWS,
         )
 

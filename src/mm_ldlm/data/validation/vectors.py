@@ -189,7 +189,7 @@ def _numbers(subject: Subject, latents: ShardStore, measured: Statistics) -> Ite
                 f"{len(rows)} rows {words}.",
                 remedy,
                 count=len(rows),
-                examples=latents.strings("id").take(rows[:MAX_EXAMPLES]),
+                examples=latents.gather("id", rows[:MAX_EXAMPLES]).to_pylist(),
                 failing=rows if quarantine else NO_ROWS,
             )
 
@@ -213,7 +213,7 @@ def _duplicates(subject: Subject, latents: ShardStore, measured: Statistics) -> 
         f"vectors that were joined with other texts. {accepting} accepts them; "
         f"{setting('validation.on_duplicate_vector', 'quarantine')} keeps the first row of each.",
         count=involved,
-        examples=latents.strings("id").take(later[:MAX_EXAMPLES]),
+        examples=latents.gather("id", later[:MAX_EXAMPLES]).to_pylist(),
         failing=later if quarantine else NO_ROWS,
     )
 
@@ -256,7 +256,7 @@ def check_spots(subject: Subject, latents: ShardStore) -> Iterator[Finding]:
     rows, stored = rows[usable], stored[usable]
     if not len(rows):
         return
-    again = subject.encoder.load(located).encode(records.strings("text").take(rows)).astype(np.float64)
+    again = subject.encoder.load(located).encode(records.gather("text", rows).to_pylist()).astype(np.float64)
     distance = np.linalg.norm(again - stored, axis=1) / np.maximum(np.linalg.norm(again, axis=1), 1e-12)
     exact = 3e-3 if column.dtype == np.float16 else 1e-4
     tolerance = config.spot_tolerance or (exact if located.dtype == "float32" else 5e-2)
@@ -270,7 +270,7 @@ def check_spots(subject: Subject, latents: ShardStore) -> Iterator[Finding]:
             count=len(rows),
         )
         return
-    names = latents.strings("id").take(rows[bad])
+    names = latents.gather("id", rows[bad]).to_pylist()
     yield Finding(
         "error",
         "spot re-encoding",

@@ -39,6 +39,6 @@ def take_over(
     for number in job.numbers(len(records)):
         if number not in done:
             rows = slice(*job.rows(number, len(records)))
-            job.write(number, records.strings("id").take(rows), store.fixed(COLUMN).take(rows))
+            job.write(number, records.gather("id", rows).to_pylist(), store.fixed(COLUMN).take(rows))
     logger.info("%d vectors of '%s' from the sources became latents", len(records), located.name)
     return commit(job, located, rows=len(records))

@@ -115,7 +115,7 @@ def measure(
 def _draw(dataset: Dataset, split: str, count: int, seed: int) -> tuple[Floats, Ints]:
     """Read the states and ids of about `count` tokens, of records drawn without replacement."""
     records = np.random.default_rng(seed).permutation(dataset.rows(split))
-    starts = token_states.starts(dataset.tokens.ints("length").take(slice(None)))
+    starts = token_states.starts(dataset.tokens.gather("length", slice(None)).to_numpy())
     lengths = starts[records + 1] - starts[records]
     records = np.sort(records[: int(np.searchsorted(np.cumsum(lengths), count)) + 1])
     field = dataset.field("token_states")

@@ -67,7 +67,7 @@ class TokenField(Field):
 
     def __init__(self, store: ShardStore, tokens: ShardStore) -> None:
         super().__init__(store, column=COLUMN)
-        self._starts = starts(tokens.ints("length").take(slice(None)))
+        self._starts = starts(tokens.gather("length", slice(None)).to_numpy())
 
     def rows(self, records: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return rows_of_tokens(self._starts, records)
@@ -136,7 +136,7 @@ def embed_tokens(inputs: Inputs, *, encoder: EncoderConfig, config: CcddSection,
             "objective reads. Choose an encoder of the registry (docs/encoders.md), or an objective without "
             "token states."
         )
-    starts_n = starts(inputs.tokens.ints("length").take(slice(None)))
+    starts_n = starts(inputs.tokens.gather("length", slice(None)).to_numpy())
     cuts = _cuts(starts_n)
     with fixed_threads(config.threads):
         for number, (first, last) in enumerate(cuts):
@@ -168,7 +168,7 @@ def _encode(encoder: EncodesTokens, inputs: Inputs, first: int, last: int, *, na
         table = inputs.records.table(rows)
         texts = table["text"].to_pylist()
         values, offsets = inputs.tokenizer.encode_base(texts)
-        lengths = inputs.tokens.ints("length").take(rows)
+        lengths = inputs.tokens.gather("length", rows).to_numpy()
         for place, its in enumerate(encoder.encode_tokens(texts)):
             ids = values[offsets[place] : offsets[place + 1]]
             if not np.array_equal(ids, its.ids_n):
