@@ -182,12 +182,3 @@ def test_what_no_file_can_contain_is_refused_without_repeating_it(value: Any) ->
         refuse_unwritable(value, at="")
     assert str(raised.value).isprintable()
     assert "word@" not in str(raised.value)
-
-
-def test_a_property_never_hides_the_value_of_a_field() -> None:
-    class Hidden:
-        size: int = 1
-        size = property(lambda self: 2)  # type: ignore[assignment]
-
-    with pytest.raises(TypeError, match="size"):
-        config(Hidden)

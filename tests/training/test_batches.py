@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.training import task
 
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.training.batches import BatchPlan, Loader, deal
+from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.config import BatchConfig
 
 SIZES = st.one_of(
@@ -72,10 +72,10 @@ def test_epochs_and_seeds_have_other_orders() -> None:
 def test_ranks_and_micro_batches_share_a_batch_without_loss(
     world: int, accumulation: int, size: int, fill: bool
 ) -> None:
-    made = plan(EXAMPLES.lengths, BatchConfig(examples=size, length_multiple=4))
-    planned = next(made.first(1))
-    micros = [micro for rank in range(world) for micro in deal(
-        planned, EXAMPLES, fields=("latents",), rank=rank, world=world, accumulation=accumulation, fill=fill)]  # fmt: skip
+    made = plan(EXAMPLES.lengths, BatchConfig(examples=size, length_multiple=4, accumulation=accumulation))
+    planned, ranks = next(made.first(1)), [Process(rank=rank, world=world) for rank in range(world)]
+    loaders = [Loader(made, EXAMPLES, ("latents",), process, fill=fill) for process in ranks]
+    micros = [micro for loader in loaders for micro in loader.make(planned)]
     assert len({len(micro.examples_B) for micro in micros}) == 1
     real = torch.cat([micro.examples_B[micro.real_B] for micro in micros])
     place = torch.cat([micro.position_B[micro.real_B] for micro in micros])

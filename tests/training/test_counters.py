@@ -18,7 +18,7 @@ FIELDS = [field.name for field in dataclasses.fields(TrainingState)]
 def test_counters_are_restored_as_they_were() -> None:
     state = TrainingState(step=3, draw=4, lr_scale=0.5, seconds=1.5, best=-2.0)
     restored = TrainingState()
-    restored.load(state.to_dict())
+    restored.load(dataclasses.asdict(state))
     assert restored == state
 
 

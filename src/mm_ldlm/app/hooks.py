@@ -253,7 +253,6 @@ class ProjectHooks:
         parts = ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())
         log.info("seconds: %s; together %.0f", parts, sum(seconds.values()))
         self._show_results(pipeline.all_outputs())
-        self._show_size()
         self._show_next(run_params)
         self._locks.close()
 
@@ -274,13 +273,6 @@ class ProjectHooks:
             found = {name: _mean_cosine(table) for name, table in tables.items() if len(table)}
         for name in sorted(found):
             log.info("%s: %s%s", name.replace("_", " "), found[name], self._path_of(name))
-
-    def _show_size(self) -> None:
-        """Log the size of all artifacts."""
-        folders = {Path(self._entries[entry]["filepath"]).parents[1] for entry in FOLDERS.values()}
-        files = [path for folder in folders for path in folder.glob("0*/**/*") if path.is_file()]
-        size = sum(path.stat().st_size for path in files) / 1e6
-        log.info("on disk: %.1f MB in %s", size, ", ".join(sorted(map(str, folders))))
 
     def _show_next(self, run_params: Mapping[str, Any]) -> None:
         """Log the command that runs the pipelines after these, or that uses the run if none is left."""

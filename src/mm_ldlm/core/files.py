@@ -260,13 +260,11 @@ def new_directory(path: str | Path) -> Iterator[Path]:
         for file in temporary.rglob("*"):
             if file.is_file():
                 _sync(file)
+        old = temporary_of(path)
         if path.exists():
-            old = temporary_of(path)
             os.replace(path, old)
-            os.replace(temporary, path)
-            shutil.rmtree(old)
-        else:
-            os.replace(temporary, path)
+        os.replace(temporary, path)
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     _sync(path.parent)

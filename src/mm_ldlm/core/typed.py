@@ -7,7 +7,6 @@ is expected is a list of one.
 
 import dataclasses
 import functools
-import inspect
 import re
 import types
 import typing
@@ -94,9 +93,6 @@ def config(cls: type[T]) -> type[T]:
     settings = ConfigDict(extra="forbid", strict=False, validate_default=True, allow_inf_nan=False)
     made: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=settings)(cls)
     made.__init__ = _in_own_words(made.__init__)
-    for field in dataclasses.fields(made):
-        if isinstance(inspect.getattr_static(made, field.name, None), property):
-            raise TypeError(f"field '{field.name}' of {cls.__name__} is hidden by a property of this name. Rename it.")
     setattr(made, MARK, True)
     return cast(type[T], made)
 

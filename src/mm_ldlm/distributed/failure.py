@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from mm_ldlm.core import MMLDLMError
+from mm_ldlm.core.files import write_text
 from mm_ldlm.distributed import environment
 
 _NOTED = "mm_ldlm_raised"
@@ -110,10 +111,7 @@ def record(error: BaseException, path: str) -> None:
         "py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(raised)),
         "mm_ldlm": dataclasses.asdict(found),
     }  # fmt: skip
-    temporary = Path(f"{path}.{os.getpid()}")
-    temporary.parent.mkdir(parents=True, exist_ok=True)
-    temporary.write_text(json.dumps({"message": {"message": text, "extraInfo": about}}), encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, json.dumps({"message": {"message": text, "extraInfo": about}}))
 
 
 # -- in the launcher ---------------------------------------------------------------------------------------------------

@@ -131,37 +131,6 @@ class BatchPlan:
         return [(examples, length) for _, examples, length in found]
 
 
-def deal(
-    planned: Planned, source: Source, *, fields: Collection[str], rank: int, world: int, accumulation: int, fill: bool
-) -> list[Batch]:
-    """Read this rank's micro-batches of a global batch: positions rank, rank + world·accumulation, … of each.
-
-    All ranks have the same number of examples; missing ones are filled by examples without tokens (number -1). With
-    `fill` a batch that is smaller than a full batch of its bucket is also filled, so that few shapes occur.
-    """
-    parts = world * accumulation
-    size = len(planned.examples)
-    each = -(-(planned.full_size if fill else size) // parts)
-    batches = []
-    for micro in range(accumulation):
-        position = micro * world + rank + parts * np.arange(each, dtype=np.int64)
-        real = planned.examples[position[position < size]]
-        tokens = _filled(source.tokens(real, length=planned.length), each, value=source.pad_id)
-        lengths = _filled(source.lengths[real], each)
-        batches.append(
-            Batch(
-                tokens_BL=torch.from_numpy(tokens),
-                valid_BL=torch.from_numpy(np.arange(planned.length) < lengths[:, None]),
-                fields={name: torch.from_numpy(_filled(source.field(name, real), each)) for name in fields},
-                examples_B=torch.from_numpy(_filled(real, each, value=-1)),
-                position_B=torch.from_numpy(position),
-                global_size=size,
-                global_tokens=planned.tokens,
-            )
-        )
-    return batches
-
-
 def _filled(values: npt.NDArray[Any], count: int, *, value: int = 0) -> npt.NDArray[Any]:
     """Append rows of `value` to `values`, up to `count` rows in all."""
     out = np.full((count, *values.shape[1:]), value, values.dtype)
@@ -182,11 +151,31 @@ class Loader:
         self.waited = 0.0
 
     def make(self, planned: Planned) -> list[Batch]:
-        """Read this rank's micro-batches of a global batch."""
-        batches = deal(
-            planned, self.source, fields=self.fields, rank=self.process.rank, world=self.process.world,
-            accumulation=self.plan.config.accumulation, fill=self.fill,
-        )  # fmt: skip
+        """Read this rank's micro-batches of a global batch: positions rank, rank + world·accumulation, … of each.
+
+        All ranks have the same number of examples; missing ones are filled by examples without tokens (number -1). With
+        `fill` a batch that is smaller than a full batch of its bucket is also filled, so that few shapes occur.
+        """
+        source, world, accumulation = self.source, self.process.world, self.plan.config.accumulation
+        parts, size = world * accumulation, len(planned.examples)
+        each = -(-(planned.full_size if self.fill else size) // parts)
+        batches = []
+        for micro in range(accumulation):
+            position = micro * world + self.process.rank + parts * np.arange(each, dtype=np.int64)
+            real = planned.examples[position[position < size]]
+            tokens = _filled(source.tokens(real, length=planned.length), each, value=source.pad_id)
+            lengths = _filled(source.lengths[real], each)
+            batches.append(
+                Batch(
+                    tokens_BL=torch.from_numpy(tokens),
+                    valid_BL=torch.from_numpy(np.arange(planned.length) < lengths[:, None]),
+                    fields={name: torch.from_numpy(_filled(source.field(name, real), each)) for name in self.fields},
+                    examples_B=torch.from_numpy(_filled(real, each, value=-1)),
+                    position_B=torch.from_numpy(position),
+                    global_size=size,
+                    global_tokens=planned.tokens,
+                )
+            )
         return [batch.pinned() for batch in batches] if self.process.device.type == "cuda" else batches
 
     def from_(self, epoch: int, index: int) -> Generator[tuple[Planned, list[Batch]]]:

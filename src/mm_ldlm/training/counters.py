@@ -46,11 +46,8 @@ class TrainingState:
         self.examples += len(planned.examples)
         self.tokens += planned.tokens
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
     def load(self, found: dict[str, Any]) -> None:
-        """Take the values of `to_dict`; CheckpointError if one of them is not a number of its kind."""
+        """Take values by name; CheckpointError if one of them is not a number of its kind."""
         for name, hint in typing.get_type_hints(TrainingState, include_extras=True).items():
             value = found.get(name, getattr(TrainingState, name))
             setattr(self, name, check(value, hint, name=name, error=CheckpointError))

@@ -77,7 +77,7 @@ class Learner:
     def numbers(self) -> dict[str, Any]:
         """Return everything else, as plain JSON."""
         scaler = self.optimization.scaler.state_dict()
-        return {"state": self.state.to_dict(), "guard": self.guard.to_dict(), "scaler": scaler}
+        return {"state": dataclasses.asdict(self.state), "guard": self.guard.to_dict(), "scaler": scaler}
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], numbers: Mapping[str, Any], path: Path) -> None:
         """Restore `tensors()` and `numbers()` of the checkpoint `path`. Every rank must call it.

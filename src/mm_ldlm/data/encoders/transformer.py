@@ -55,8 +55,8 @@ class TransformerEncoder(_LocalEncoder):
         self.spec = located.spec
         self.batch_tokens, self.batch_rows = batch_tokens, batch_rows
         self.device = choose_device(device)
-        self.tokenizer = _load_tokenizer(located)
-        self.model = pack_linear_layers(_load_model(located).to(self.device))
+        self.tokenizer, model = _load(located)
+        self.model = pack_linear_layers(model.to(self.device))
         self.pad_id = self.tokenizer.pad_token_id
         if self.pad_id is None:
             raise EncoderError(
@@ -214,41 +214,23 @@ def pool(hidden_BLd: torch.Tensor, valid_BL: torch.Tensor, *, how: Pooling) -> t
     return hidden_BLd[torch.arange(len(hidden_BLd), device=hidden_BLd.device), position_B]
 
 
-def _is_bert(located: LocatedWeights) -> bool:
-    """Return whether tokenizer and model can be loaded without transformers."""
-    spec = located.spec
-    return spec.architecture == "auto" and spec.final_token is None and bert.fits(located.folder)
-
-
-def _load_tokenizer(located: LocatedWeights) -> Any:
-    if _is_bert(located):
-        return bert.BertTokenizer(located.folder)
-    from transformers import AutoTokenizer
-
-    extra = {"src_lang": located.spec.language} if located.spec.language else {}
-    with _loading(located):
-        return AutoTokenizer.from_pretrained(
-            located.folder, local_files_only=True, trust_remote_code=False, use_fast=True, **extra
-        )
-
-
-def _load_model(located: LocatedWeights) -> Any:
-    if _is_bert(located):
+def _load(located: LocatedWeights) -> tuple[Any, Any]:
+    """Load tokenizer and model, a usual BERT without transformers."""
+    spec, dtype = located.spec, getattr(torch, located.dtype)
+    if spec.architecture == "auto" and spec.final_token is None and bert.fits(located.folder):
         with _loading(located), contextlib.suppress(KeyError):  # older names, which transformers reads
-            return bert.load(located.folder, dtype=getattr(torch, located.dtype)).eval().requires_grad_(False)
-    from transformers import AutoModel, T5EncoderModel
+            model = bert.load(located.folder, dtype=dtype)
+            return bert.BertTokenizer(located.folder), model.eval().requires_grad_(False)
+    from transformers import AutoModel, AutoTokenizer, T5EncoderModel
     from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
-    loader: Any = {"auto": AutoModel, "t5_encoder": T5EncoderModel, "m2m100_encoder": M2M100Encoder}[
-        located.spec.architecture
-    ]
+    classes: dict[str, Any] = {"auto": AutoModel, "t5_encoder": T5EncoderModel, "m2m100_encoder": M2M100Encoder}
+    given: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    extra = {"src_lang": spec.language} if spec.language else {}
     with _loading(located):
-        model, report = loader.from_pretrained(
-            located.folder,
-            dtype=getattr(torch, located.dtype),
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
+        tokenizer = AutoTokenizer.from_pretrained(located.folder, use_fast=True, **given, **extra)
+        model, report = classes[spec.architecture].from_pretrained(
+            located.folder, dtype=dtype, output_loading_info=True, **given
         )
     # Sentence encoders like BERT neither use nor contain the weights of the pooler, which the class has.
     if missing := sorted(key for key in report["missing_keys"] if not key.startswith("pooler.")):
@@ -257,7 +239,7 @@ def _load_model(located: LocatedWeights) -> Any:
             f"{missing[0]}); they would be random. The folder contains another architecture or is damaged: fetch the "
             "model again."
         )
-    return model.eval().requires_grad_(False)
+    return tokenizer, model.eval().requires_grad_(False)
 
 
 @contextlib.contextmanager

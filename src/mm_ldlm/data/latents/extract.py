@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,7 @@ import torch
 from mm_ldlm.core import ConfigurationError, EncoderError, parse, to_dict
 from mm_ldlm.core.files import InputFile, write_json
 from mm_ldlm.core.progress import shown
-from mm_ldlm.data.encoders import Encoder, EncoderConfig, LocatedEncoder, load_encoder, parse_encoder
+from mm_ldlm.data.encoders import ENCODERS, Encoder, EncoderConfig, LocatedEncoder, load_encoder
 from mm_ldlm.data.engines import Engine
 from mm_ldlm.data.inference_batches import lanes_of
 from mm_ldlm.data.latents import store as latent_store
@@ -54,7 +55,7 @@ class Job:
 
     records: str
     workspace: str
-    encoder: EncoderConfig
+    encoder: Annotated[Any, ENCODERS]
     config: ExtractConfig
     shard_rows: int
     made_by: Mapping[str, str]
@@ -369,9 +370,8 @@ def main(file: Path) -> None:
     """Encode this rank's part of the job: every n-th missing shard, without those that an earlier attempt finished."""
     rank, plain = environment.rank_info(), InputFile(file, remedy="Start the embedding again.").json(dict)
     missing = plain.pop("missing")[rank.rank :: rank.world]
-    encoder, config = parse_encoder(plain["encoder"]), parse(ExtractConfig, plain["config"], at="embedding")
-    job = Job(**{**plain, "encoder": encoder, "config": config})
-    device = encoder.device
+    job = parse(Job, plain, at="job")
+    device = job.encoder.device
     if device in ("auto", "cuda"):
         device = str(process.choose_device(device, local_rank=rank.local_rank))
     unfinished = [number for number in missing if not job.parts.record(number).is_file()]

@@ -6,7 +6,7 @@ imported like.
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,7 +153,7 @@ def _write(
     shape, fingerprints = config["shape"], config["fingerprints"]
     step = found.step or 0
     document = {
-        "state": TrainingState(step=step).to_dict(),
+        "state": asdict(TrainingState(step=step)),
         "identity": identity_of(model=model, shape=shape, objective=objective, fingerprints=fingerprints),
         "metrics": {},
     }
