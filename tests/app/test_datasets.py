@@ -12,7 +12,6 @@ import pytest
 from kedro.io import AbstractDataset, DatasetError
 
 from mm_ldlm.app.datasets import (
-    FeaturesDataset,
     FiguresDataset,
     FolderDataset,
     JsonDataset,
@@ -99,12 +98,8 @@ def test_an_optional_store_may_be_absent(tmp_path: Path) -> None:
 def test_workspaces_are_folders_that_nodes_fill(tmp_path: Path) -> None:
     entry = WorkspaceDataset(filepath=str(tmp_path / "a/b"))
     assert entry.load().is_dir()
-    with pytest.raises(DatasetError, match="workspace"):
-        entry.save(tmp_path)
-    features = FeaturesDataset(filepath=str(tmp_path))
-    features.save(NOT_NEEDED)
-    assert features.load() == tmp_path
-    assert not features.exists()
+    entry.save(NOT_NEEDED)
+    assert not entry.exists()
 
 
 def test_the_validated_dataset_names_its_stores(write_dataset: Any, tmp_path: Path) -> None:

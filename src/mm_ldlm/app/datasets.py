@@ -10,12 +10,12 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from kedro.io import AbstractDataset, DataCatalog, DatasetError
+from kedro.io import AbstractDataset, DataCatalog
 from kedro_datasets._typing import JSONPreview, PlotlyPreview, TablePreview
 from kedro_datasets.json import JSONDataset
 from kedro_datasets.pandas import ParquetDataset
@@ -158,20 +158,21 @@ class _AtPath(AbstractDataset[Any, Any]):
 
 
 class WorkspaceDataset(_AtPath):
-    """Dataset that loads as the `Path` of a directory, which is created if it is missing; it is never saved.
+    """Dataset that loads as the `Path` of a directory, which is created if it is missing.
 
-    A long-running node receives it as an input and fills it resumably. The workspace itself always exists.
+    A long-running node receives it as an input and fills it resumably. As an output, such as the folder of all stores
+    of features, it never counts as existing, and there is nothing to save: the node keeps what is finished.
     """
 
     def load(self) -> Path:
         self._path.mkdir(parents=True, exist_ok=True)
         return self._path
 
-    def save(self, data: NoReturn) -> None:
-        raise DatasetError(f"{self._path} is a workspace, which nodes fill. Remove it from the outputs of the node.")
+    def save(self, data: NotNeeded) -> None:
+        """Do nothing: the node has written everything."""
 
     def _exists(self) -> bool:
-        return True
+        return False
 
     def preview(self, nrows: int = PREVIEW_ROWS) -> TablePreview:
         """List the first entries of the folder in kedro-viz, with their sizes."""
@@ -179,20 +180,6 @@ class WorkspaceDataset(_AtPath):
         sizes = [sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()) for path in found]
         rows = [[path.name, f"{size / 1e6:.3f}"] for path, size in zip(found, sizes, strict=True)]
         return TablePreview({"index": list(range(len(rows))), "columns": ["name", "MB"], "data": rows})
-
-
-class FeaturesDataset(WorkspaceDataset):
-    """Dataset that loads as the folder of all stores of features; nodes open the ones that their configuration needs.
-
-    Models with other parameters share the folder, so the dataset never counts as existing: the node that makes the
-    stores keeps those that are finished.
-    """
-
-    def save(self, data: NotNeeded) -> None:
-        """Do nothing: the node has committed every store."""
-
-    def _exists(self) -> bool:
-        return False
 
 
 class StoreDataset(_AtPath):

@@ -68,12 +68,12 @@ class ProjectHooks:
 
     @hook_impl
     def after_catalog_created(self, catalog: CatalogProtocol, conf_catalog: dict[str, Any]) -> None:
-        """Add the parameter `{name}_workspace` of every store, and of the features: its folder, which a node fills; and
-        the sections that no file of parameters mentions.
+        """Add the parameter `{name}_workspace` of every store and workspace: its folder, which a node fills; and the
+        sections that no file of parameters mentions.
         """
         self._entries = conf_catalog
         for name, entry in conf_catalog.items():
-            if str(entry.get("type")).endswith(("StoreDataset", "FeaturesDataset")):
+            if str(entry.get("type")).endswith(("StoreDataset", "WorkspaceDataset")):
                 catalog[f"params:{name}_workspace"] = WorkspaceDataset(filepath=entry["filepath"])
         for name in {f"params:{name}" for name in SECTIONS} - {*catalog.keys()}:
             catalog[name] = {}

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import errno
 import gzip
-import io
 import json
 import os
 import re
@@ -27,7 +26,6 @@ import pydantic
 
 from mm_ldlm.core.credentials import mask
 from mm_ldlm.core.errors import MMLDLMError, StoreError, UnsafePathError, shorten
-from mm_ldlm.core.kinds import foreign_code
 from mm_ldlm.core.messages import escape, reason_of, show
 from mm_ldlm.core.typed import adapter
 
@@ -149,7 +147,9 @@ class InputFile:
         from numpy.lib import format as npy
 
         path = self.check()
-        with self.parsing("a .npy file of one array of numbers", Exception):  # see `array_in`
+        with self.parsing(
+            "a .npy file of one array of numbers", Exception
+        ):  # of tokenize, ast and struct, for a header
             found = npy.open_memmap(path, mode="r")
         if found.offset + found.nbytes != path.stat().st_size:
             self.refuse(
@@ -164,22 +164,6 @@ def recorded(path: str | Path, like: Any = dict) -> Any:
         return InputFile(path, remedy="").json(like)
     except StoreError:
         return None
-
-
-def array_in(raw: bytes) -> npt.NDArray[Any]:
-    """Read the array of numbers in the bytes of a `.npy` file; pickled objects are never loaded.
-
-    Raises:
-        ValueError: they are not such a file, or their number differs from the header's.
-    """
-    from numpy.lib import format as npy
-
-    file = io.BytesIO(raw)
-    with foreign_code(ValueError):  # numpy's parser of the header raises errors of tokenize, ast and struct
-        found: npt.NDArray[Any] = npy.read_array(file, allow_pickle=False)
-    if file.tell() != len(raw):
-        raise ValueError(f"its array ends at byte {file.tell()}, it has {len(raw)} bytes")
-    return found
 
 
 def problem(path: str | Path) -> str | None:

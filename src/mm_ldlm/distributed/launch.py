@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mm_ldlm.core import ConfigurationError, NonNegativeInt, PositiveInt, WorkerFailed, Workers, config
@@ -164,7 +164,10 @@ def launch(module: str, arguments: Sequence[str], *, config: LaunchConfig, log_d
         logs_specs=DefaultLogsSpecs(log_dir=str(log_directory), redirects=Std.ALL, tee=Std.NONE),
     )
     try:
-        with _restored_signal_handlers():
+        with contextlib.ExitStack() as restored:  # the elastic agent replaces the handlers of this process
+            if threading.current_thread() is threading.main_thread():
+                for number in _HANDLED_SIGNALS:
+                    restored.callback(signal.signal, number, signal.getsignal(number))
             api.elastic_launch(elastic, sys.executable)(*program, module, *arguments)
     except ChildFailedError as error:
         text, error_class = failure.explain(error.failures, log_directory, since=started)
@@ -188,17 +191,3 @@ def _remove_old_logs(directory: Path, *, keep: int) -> None:
     launches = {path.parent for path in directory.glob("*/attempt_*")}
     for folder in sorted(launches, key=lambda path: path.stat().st_mtime_ns, reverse=True)[keep:]:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _restored_signal_handlers() -> Iterator[None]:
-    """Restore the caller's signal handlers afterwards; the elastic agent replaces them and does not restore them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in _HANDLED_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

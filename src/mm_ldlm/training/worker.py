@@ -150,12 +150,10 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
             signal.raise_signal(number)
         first = min(first, time.monotonic())
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with contextlib.ExitStack() as restored:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            restored.callback(signal.signal, number, signal.signal(number, handle))
         yield lambda: first < math.inf
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

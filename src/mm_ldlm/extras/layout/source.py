@@ -5,6 +5,7 @@ not read, because ingestion makes them from the texts.
 """
 
 import functools
+import io
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import PurePosixPath
@@ -12,9 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy
 
-from mm_ldlm.core import config
-from mm_ldlm.core.files import array_in
+from mm_ldlm.core import config, foreign_code
 from mm_ldlm.data.corpus.record import PAIR, is_storable, record_id
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig, Unusable
 from mm_ldlm.data.corpus.sources.base import HELD_OUT
@@ -105,16 +106,21 @@ class LayoutConfig(SourceConfig):
         if text is None:
             raise Unusable("missing_column", "neither 'text_path' nor 'text'", item)
         if self.latents:
-            vector = _latent(read(latents_of(item)))
+            vector = latent_of(read(latents_of(item)))
         pair = meta.get(PAIR) if isinstance(meta.get(PAIR), str) else None  # as the export writes it
         if item.get("id") is not None and item["id"] != record_id(text, pair):
             meta = {**meta, LAYOUT_ID: item["id"]}
         return row._replace(text=text, meta=meta, pair=pair, vector=vector)
 
 
-def _latent(raw: bytes) -> npt.NDArray[Any]:
-    try:
-        found = array_in(raw)
-    except ValueError as error:
-        raise Unusable("unreadable_file", f"the latent is not a readable .npy array ({error})") from None
+def latent_of(raw: bytes) -> npt.NDArray[Any]:
+    """Read the array of numbers in the bytes of a `.npy` file; pickled objects are never loaded."""
+    file = io.BytesIO(raw)
+    # numpy's parser of the header raises errors of tokenize, ast and struct.
+    with foreign_code(
+        lambda reason: Unusable("unreadable_file", f"the latent is not a readable .npy array ({reason})")
+    ):
+        found: npt.NDArray[Any] = npy.read_array(file, allow_pickle=False)
+        if file.tell() != len(raw):
+            raise ValueError(f"its array ends at byte {file.tell()}, it has {len(raw)} bytes")
     return np.array(found.reshape(-1) if found.size == max(found.shape, default=0) else found)
