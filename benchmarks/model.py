@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from mm_ldlm.models.attention import Attention, key_mask
 from mm_ldlm.models.base import DataShape, build_on_meta
-from mm_ldlm.models.blocks import Attention, key_mask
 from mm_ldlm.models.mmdit import MMDiT, MMDiTConfig
 
 ROUNDS = 15

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mm_ldlm.core import to_dict
+from mm_ldlm.models.attention import Attention
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.blocks import Attention
 from mm_ldlm.models.mmdit import MMDiT, MMDiTConfig
 from mm_ldlm.training.throughput import peak_flops
 

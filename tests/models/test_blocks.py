@@ -1,4 +1,4 @@
-"""Layers against their definitions: rotations, norms, time, and the path by hand against plain operations."""
+"""Layers against their definitions: rotations, norms, time, and attention by hand."""
 
 import math
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.models.blocks import EPSILON, SHORT, Attention, Linear, QKNorm, key_mask, modulate, prepare_qkv
+from mm_ldlm.models.attention import SHORT, Attention, LongAttention, key_mask, short_attention
+from mm_ldlm.models.blocks import EPSILON, Linear, QKNorm, modulate, prepare_qkv
 from mm_ldlm.models.embeddings import sinusoid
-from mm_ldlm.models.fused_qkv import LongAttention, PrepareQKV, short_attention
 from mm_ldlm.models.heads import mean_features
 from mm_ldlm.models.rope import rope_table, rotate
 
@@ -41,34 +41,6 @@ def test_norms_are_their_definitions() -> None:
     torch.testing.assert_close(modulate(x, shift, scale), normed * (1 + scale[:, None]) + shift[:, None])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("with_rope", [True, False])
-def test_the_step_by_hand_equals_plain_operations(
-    with_rope: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Values and gradients, for two streams; bfloat16 is read and computed in float32."""
-    lengths, norms = (5, 4), [norm_of(2, 8) for _ in range(2)]
-    ropes = (rope_table(5, 8, 100.0) if with_rope else None, None)
-    raw, results = [torch.randn(3, L, 3, 2, 8).to(dtype) for L in lengths], []
-    projection = torch.randn(3, 9, 3, 2, 8)
-    for by_hand in (True, False):
-        qkvs = [x.clone().requires_grad_() for x in raw]
-        if not by_hand:
-            monkeypatch.setattr("mm_ldlm.models.blocks._by_hand", lambda x: False)
-        out = prepare_qkv(qkvs if by_hand else [x.float() for x in qkvs], norms, ropes)
-        assert out.dtype == torch.float32
-        gradients = torch.autograd.grad((out * projection).sum(), [*(norm.scale for norm in norms), *qkvs])
-        results.append([out, *gradients])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-5 if dtype == torch.float32 else 1e-2, rtol=1e-2)
-
-
-def test_the_step_by_hand_passes_gradcheck() -> None:
-    rope = rope_table(3, 4, 100.0).double()
-    scale, qkv = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 2, 4), (2, 3, 3, 2, 4)))
-    assert torch.autograd.gradcheck(lambda s, x: PrepareQKV.apply(EPSILON, (rope,), s, x), (scale, qkv))
-
-
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("length", [5, SHORT + 1])
 def test_attention_reads_no_masked_key_and_caps_its_logits(softcap: float | None, length: int) -> None:
@@ -89,6 +61,7 @@ def test_pitfall_03_attention_of_short_texts_is_float32_under_autocast() -> None
         cast = Attention(softcap=None)(q, k, v, mask)
     assert torch.equal(Attention(softcap=None)(q, k, v, mask), cast)
     assert torch.equal(short_attention(q, k, v, mask), cast)
+    assert prepare_qkv([torch.randn(2, 5, 3, 2, 4).bfloat16()], [norm_of(2, 4)], (None,)).dtype == torch.float32
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -96,7 +69,7 @@ def test_attention_of_long_texts_in_bf16_has_the_gradients_of_float32(
     masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the batch is computed in parts, and where queries and keys differ in number."""
-    monkeypatch.setattr("mm_ldlm.models.fused_qkv.MATRIX", 4 * SHORT * SHORT)
+    monkeypatch.setattr("mm_ldlm.models.attention.MATRIX", 4 * SHORT * SHORT)
     q = torch.randn(5, 2, SHORT + 1, 4, requires_grad=True)
     k, v = (torch.randn(5, 2, SHORT - 3, 4, requires_grad=True) for _ in range(2))
     mask = torch.rand(5, 1, 1, SHORT - 3) < 0.7 if masked else None

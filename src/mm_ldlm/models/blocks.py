@@ -16,13 +16,11 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mm_ldlm.core import Fraction, Layers, PositiveFloat, Ratio, Size, config, refuse_if
-from mm_ldlm.models.fused_qkv import LongAttention, PrepareQKV, short_attention
+from mm_ldlm.models.attention import Attention, by_hand
 from mm_ldlm.models.parts import tag
 from mm_ldlm.models.rope import rotate
 
 EPSILON = 1e-6
-SHORT = 64
-"""Number of positions up to which attention on the CPU is computed by plain batched products."""
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -143,74 +141,19 @@ class QKNorm(nn.Module):
         return q_BLHE, k_BKHE
 
 
-def _by_hand(x: Tensor) -> bool:
-    """Whether the hand-written functions of `fused_qkv` compute in place of torch's; they compute in float32."""
-    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16) and not torch.compiler.is_compiling()
-
-
 def prepare_qkv(qkvs: list[Tensor], norms: list[QKNorm | None], ropes: tuple[Tensor | None, ...]) -> Tensor:
-    """Join raw (B, L_i, 3, H, E) of each stream to (B, S, 3, H, E); normalise and rotate Q and K in float32."""
-    if _by_hand(qkvs[0]) and all(norm is not None for norm in norms):
-        scales = [norm.scale for norm in norms if norm is not None]
-        pairs = [x for scale, qkv in zip(scales, qkvs, strict=True) for x in (scale, qkv.float())]
-        return PrepareQKV.apply(EPSILON, ropes, *pairs)
-    ready = []
+    """Join raw (B, L_i, 3, H, E) of each stream to (B, S, 3, H, E); normalise and rotate Q and K in float32.
+
+    On the CPU the result is float32 under autocast too, as the attention of short texts.
+    """
+    ready, dtype = [], torch.float32 if by_hand(qkvs[0]) else qkvs[0].dtype
     for qkv, norm, rope in zip(qkvs, norms, ropes, strict=True):
         qk, v = qkv.split([2, 1], dim=2)
         qk = qk.float() if norm is None else norm(qk)
         if rope is not None:
             qk = rotate(qk, rope)
-        ready.append(torch.cat([qk.to(v.dtype), v], dim=2))
+        ready.append(torch.cat([qk.to(dtype), v.to(dtype)], dim=2))
     return ready[0] if len(ready) == 1 else torch.cat(ready, dim=1)
-
-
-class Attention(nn.Module):
-    """Attention softmax(QKᵀ/√E)V over all streams; a module without weights, so that hooks can observe Q and K."""
-
-    fused = True
-    """Whether a kernel that keeps no attention matrix may compute it; measurements set this to False."""
-
-    def __init__(self, *, softcap: float | None) -> None:
-        super().__init__()
-        self.softcap = softcap
-
-    def forward(self, q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, key_mask: Tensor | None) -> Tensor:
-        """Compute (B, H, S, E); `key_mask` (B, 1, 1, S) is true at keys that may be read, at least one in each row."""
-        if self.fused and self.softcap is None:
-            if not _by_hand(q_BHSE):
-                return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=key_mask)
-            # On the CPU the attention of short texts is float32 under autocast too, which costs as little.
-            short, half = q_BHSE.shape[2] <= SHORT, torch.is_autocast_enabled("cpu")
-            with torch.autocast("cpu", enabled=False):
-                if half and not short:
-                    return LongAttention.apply(q_BHSE.bfloat16(), k_BHSE.bfloat16(), v_BHSE.bfloat16(), key_mask)
-                q_BHSE, k_BHSE, v_BHSE = q_BHSE.float(), k_BHSE.float(), v_BHSE.float()
-                if short:
-                    return short_attention(q_BHSE, k_BHSE, v_BHSE, key_mask)
-                return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=key_mask)
-        logits = (q_BHSE @ k_BHSE.transpose(-1, -2)).float() / math.sqrt(q_BHSE.shape[-1])
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        if key_mask is not None:
-            logits = logits.masked_fill(~key_mask, -torch.inf)
-        return logits.softmax(dim=-1).to(v_BHSE.dtype) @ v_BHSE
-
-
-def key_mask(valid_BL: Tensor | None, *, others: int = 0) -> Tensor | None:
-    """Make the mask (B, 1, 1, L + others) of the keys that may be read; None if all of them are.
-
-    Padding of the text is excluded. The `others` keys of another stream are always read; without them a row of padding
-    alone reads its first position, because no row may lack a key.
-    """
-    if valid_BL is None:
-        return None
-    # The check is cheap on the CPU; on a GPU it would wait for the device, and it would break a compiled graph.
-    if valid_BL.device.type == "cpu" and not torch.compiler.is_compiling() and bool(valid_BL.all()):
-        return None
-    if others:
-        return F.pad(valid_BL, (0, others), value=True)[:, None, None, :]
-    first_L = torch.arange(valid_BL.shape[1], device=valid_BL.device) == 0
-    return (valid_BL | (first_L & ~valid_BL.any(dim=1, keepdim=True)))[:, None, None, :]
 
 
 def run_block(block: Callable[..., Any], *inputs: Any, config: TransformerOptions, training: bool) -> Any:

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from mm_ldlm.core import PositiveFloat, config
 from mm_ldlm.diffusion.schedules import MASK_SCHEDULES
+from mm_ldlm.models.attention import key_mask
 from mm_ldlm.models.base import DataShape, TextModel, TextOutput, build_on_meta
-from mm_ldlm.models.blocks import Block, ModulatedOptions, key_mask, run_block
+from mm_ldlm.models.blocks import Block, ModulatedOptions, run_block
 from mm_ldlm.models.embeddings import TIME_FACTOR, TIME_FEATURES, Conditioner, TokenTable, sinusoid
 from mm_ldlm.models.heads import LengthPrior, TextHead, mean_features
 from mm_ldlm.models.parts import tag

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mm_ldlm.distributed.parallel import full
 from mm_ldlm.distributed.process import Process
-from mm_ldlm.models.blocks import Attention
+from mm_ldlm.models.attention import Attention
 from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.training.config import TrainingConfig

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mm_ldlm.core import Size, config
+from mm_ldlm.models.attention import key_mask
 from mm_ldlm.models.base import DataShape, TextOutput, build_on_meta
-from mm_ldlm.models.blocks import Block, ModulatedOptions, key_mask, prepare_qkv
+from mm_ldlm.models.blocks import Block, ModulatedOptions, prepare_qkv
 from mm_ldlm.models.dit import TextTransformer
 from mm_ldlm.models.embeddings import sinusoid
 from mm_ldlm.models.heads import LengthPrior

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mm_ldlm.core import config
+from mm_ldlm.models.attention import key_mask
 from mm_ldlm.models.base import DataShape, build_on_meta
-from mm_ldlm.models.blocks import Linear, key_mask
+from mm_ldlm.models.blocks import Linear
 from mm_ldlm.models.dit import DiTOptions, TextTransformer
 from mm_ldlm.models.embeddings import TIME_FEATURES, Conditioner, NullEmbedding
 from mm_ldlm.models.heads import LengthPrior, Modulated

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mm_ldlm.core import config
+from mm_ldlm.models.attention import key_mask
 from mm_ldlm.models.base import DataShape, build_on_meta
-from mm_ldlm.models.blocks import key_mask
 from mm_ldlm.models.dit import DiTOptions, TextTransformer
 from mm_ldlm.models.heads import Modulated
 from mm_ldlm.models.parts import tag

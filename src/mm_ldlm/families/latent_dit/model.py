@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core import Size, config
+from mm_ldlm.models.attention import key_mask
 from mm_ldlm.models.base import DataShape, TextOutput, build_on_meta
-from mm_ldlm.models.blocks import key_mask
 from mm_ldlm.models.dit import DiTOptions, TextTransformer
 from mm_ldlm.models.embeddings import Conditioner, LatentTokens, NullEmbedding
 from mm_ldlm.models.heads import LengthHead

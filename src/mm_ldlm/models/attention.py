@@ -1,0 +1,118 @@
+"""Attention of a transformer over all of its streams, and the keys that it may read.
+
+On the CPU, torch's kernel is slow for short texts, and its gradient in bf16 for long ones, so that batched products
+compute these. Compiled graphs, GPUs and fp16 use the kernel.
+
+B batch, L positions of one stream, S positions of all streams, H heads, E dimension of a head.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SHORT = 64
+"""Number of positions up to which attention on the CPU is computed by plain batched products"""
+MATRIX = 1 << 20
+"""Elements of the attention matrices that are in memory at once."""
+
+
+def by_hand(x: Tensor) -> bool:
+    """Whether the functions below compute in place of torch's kernel."""
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16) and not torch.compiler.is_compiling()
+
+
+class Attention(nn.Module):
+    """Attention softmax(QKᵀ/√E)V over all streams; a module without weights, so that hooks can observe Q and K."""
+
+    fused = True
+    """Whether a kernel that keeps no attention matrix may compute it; measurements set this to False."""
+
+    def __init__(self, *, softcap: float | None) -> None:
+        super().__init__()
+        self.softcap = softcap
+
+    def forward(self, q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Compute (B, H, S, E); `key_mask` (B, 1, 1, S) is true at keys that may be read, at least one in each row."""
+        if self.fused and self.softcap is None:
+            if not by_hand(q_BHSE):
+                return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=key_mask)
+            # On the CPU the attention of short texts is float32 under autocast too, which costs as little.
+            short, half = q_BHSE.shape[2] <= SHORT, torch.is_autocast_enabled("cpu")
+            with torch.autocast("cpu", enabled=False):
+                if half and not short:
+                    return LongAttention.apply(q_BHSE.bfloat16(), k_BHSE.bfloat16(), v_BHSE.bfloat16(), key_mask)
+                q_BHSE, k_BHSE, v_BHSE = q_BHSE.float(), k_BHSE.float(), v_BHSE.float()
+                if short:
+                    return short_attention(q_BHSE, k_BHSE, v_BHSE, key_mask)
+                return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=key_mask)
+        logits = (q_BHSE @ k_BHSE.transpose(-1, -2)).float() / math.sqrt(q_BHSE.shape[-1])
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        if key_mask is not None:
+            logits = logits.masked_fill(~key_mask, -torch.inf)
+        return logits.softmax(dim=-1).to(v_BHSE.dtype) @ v_BHSE
+
+
+def key_mask(valid_BL: Tensor | None, *, others: int = 0) -> Tensor | None:
+    """Make the mask (B, 1, 1, L + others) of the keys that may be read; None if all of them are.
+
+    Padding of the text is excluded. The `others` keys of another stream are always read; without them a row of padding
+    alone reads its first position, because no row may lack a key.
+    """
+    if valid_BL is None:
+        return None
+    # The check is cheap on the CPU; on a GPU it would wait for the device, and it would break a compiled graph.
+    if valid_BL.device.type == "cpu" and not torch.compiler.is_compiling() and bool(valid_BL.all()):
+        return None
+    if others:
+        return F.pad(valid_BL, (0, others), value=True)[:, None, None, :]
+    first_L = torch.arange(valid_BL.shape[1], device=valid_BL.device) == 0
+    return (valid_BL | (first_L & ~valid_BL.any(dim=1, keepdim=True)))[:, None, None, :]
+
+
+def short_attention(q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, key_mask: Tensor | None) -> Tensor:
+    """Compute softmax(QKᵀ/√E)V by two batched products: for few positions faster on the CPU than the fused kernel."""
+    B, H, S, E = q_BHSE.shape
+    q, k, v = q_BHSE.flatten(0, 1), k_BHSE.flatten(0, 1), v_BHSE.flatten(0, 1)
+    if key_mask is None:
+        logits = torch.baddbmm(q.new_empty(1, 1, 1), q, k.mT, beta=0, alpha=E**-0.5)
+    else:
+        bias = q.new_zeros(key_mask.shape).masked_fill_(~key_mask, -torch.inf)
+        logits = torch.baddbmm(bias.expand(-1, H, -1, -1).flatten(0, 1), q, k.mT, alpha=E**-0.5)
+    return torch.bmm(logits.softmax(-1), v).view(B, H, S, E)
+
+
+class LongAttention(torch.autograd.Function):
+    """Softmax(QKᵀ/√E)V by torch's kernel, with a gradient by batched products; its own on the CPU is slow in bf16.
+
+    Called as apply(q, k, v, key_mask) with the shapes of `Attention`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        ctx.save_for_backward(q, k, v, key_mask)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=key_mask)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, key_mask = ctx.saved_tensors
+        scale, heads = q.shape[-1] ** -0.5, q.shape[1]
+        rows = max(1, MATRIX // (heads * q.shape[2] * k.shape[2]))  # of the batch, whose matrices fit into the cache
+        parts = []
+        for start in range(0, len(q), rows):
+            qi, ki, vi, grad = (x[start : start + rows].flatten(0, 1) for x in (q, k, v, grads[0]))
+            qi = qi * scale
+            logits = qi @ ki.mT
+            if key_mask is not None:
+                mask = key_mask[start : start + rows].expand(-1, heads, -1, -1).flatten(0, 1)
+                logits.masked_fill_(~mask, -torch.inf)
+            p = logits.softmax(-1)
+            d_logits = torch._softmax_backward_data(grad @ vi.mT, p, -1, p.dtype)
+            parts.append((d_logits @ ki * scale, d_logits.mT @ qi, p.mT @ grad))
+        d_q, d_k, d_v = (
+            torch.cat(part).view_as(x) for part, x in zip(zip(*parts, strict=True), (q, k, v), strict=True)
+        )
+        return d_q, d_k, d_v, None
