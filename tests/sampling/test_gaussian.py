@@ -1,5 +1,6 @@
 """Latent samplers against distributions known in closed form."""
 
+import itertools
 import math
 
 import pytest
@@ -134,12 +135,19 @@ def test_solvers_of_the_flow_take_the_same_steps_on_every_schedule(name, schedul
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_ddpm_is_ddim_at_eta_one(schedule):
+def test_ddpm_takes_the_steps_of_the_posterior_and_is_ddim_at_eta_one(schedule):
+    """q(x_s | x_t, x0) of arXiv:2107.00630, appendix A."""
     denoise, _ = toy(schedule)
-    x = start()
+    x, points, generator = start(), grid(denoise.schedule, steps=9, t_max=0.98), rows(64)
     one = run("ddpm", denoise, x, steps=9)
-    assert torch.allclose(one, run("ddim", denoise, x, steps=9, eta=1.0), atol=1e-5)
-    assert not torch.allclose(one, run("ddim", denoise, x, steps=9), atol=1e-2)
+    assert torch.equal(one, run("ddim", denoise, x, steps=9, eta=1.0))
+    for step, (now, then) in enumerate(itertools.pairwise(points)):
+        x0, _ = Estimator(denoise, 1.0)(x, now)
+        kept = now.signal / then.signal
+        added = now.noise**2 - kept**2 * then.noise**2  # variance that the forward process adds from s to t
+        x = (kept * then.noise**2 * x + then.signal * added * x0) / now.noise**2
+        x = x + posterior_std(now, then) * generator.fork(f"step {step}").normal(3, dtype=x.dtype)
+    assert torch.allclose(one, x, atol=1e-7)
 
 
 def test_the_posteriors_std_is_ddpms():

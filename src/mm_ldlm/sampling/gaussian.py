@@ -154,8 +154,15 @@ def ddim_step(
     return x_Bd + sigma * fresh() if sigma > 0 else x_Bd
 
 
-def _fresh(generator: RowGenerator, step: int, like_Bd: Tensor) -> Tensor:
-    return generator.fork(f"step {step}").normal(like_Bd.shape[1], dtype=like_Bd.dtype)
+def descend(
+    x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator, *, eta: float
+) -> Tensor:  # fmt: skip
+    """Take `ddim_step` from each point to the next."""
+    for step, (now, then) in enumerate(pairwise(points)):
+        x0_Bd, eps_Bd = estimate(x_Bd, now)
+        fresh = partial(generator.fork(f"step {step}").normal, x_Bd.shape[1], dtype=x_Bd.dtype)
+        x_Bd = ddim_step(x0_Bd, eps_Bd, now, then, eta=eta, fresh=fresh)
+    return x_Bd
 
 
 # -- the samplers ------------------------------------------------------------------------------------------------------
@@ -228,29 +235,18 @@ class DdimConfig(GridSampler):
 
     def solve(self, x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
         """Take `ddim_step` down the grid."""
-        for step, (now, then) in enumerate(pairwise(points)):
-            x0_Bd, eps_Bd = estimate(x_Bd, now)
-            x_Bd = ddim_step(x0_Bd, eps_Bd, now, then, eta=self.eta, fresh=partial(_fresh, generator, step, x_Bd))
-        return x_Bd
+        return descend(x_Bd, points, estimate, generator, eta=self.eta)
 
 
 @config
 class DdpmConfig(GridSampler):
-    """DDPM: draws from q(x_s | x_t, x0) at each step (arXiv:2006.11239, eq. 7; arXiv:2107.00630, appendix A)."""
+    """DDPM: draws from q(x_s | x_t, x0) at each step (arXiv:2006.11239, eq. 7), which is DDIM at η = 1."""
 
     kind: str = "ddpm"
 
     def solve(self, x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
         """Take posterior steps down the grid."""
-        for step, (now, then) in enumerate(pairwise(points)):
-            x0_Bd, _ = estimate(x_Bd, now)
-            if then.noise <= 0:
-                return x0_Bd
-            kept = now.signal / then.signal
-            added = now.noise**2 - kept**2 * then.noise**2  # variance that the forward process adds from s to t
-            x_Bd = (kept * then.noise**2 * x_Bd + then.signal * added * x0_Bd) / now.noise**2
-            x_Bd = x_Bd + posterior_std(now, then) * _fresh(generator, step, x_Bd)
-        return x_Bd
+        return descend(x_Bd, points, estimate, generator, eta=1.0)
 
 
 @config
