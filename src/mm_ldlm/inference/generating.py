@@ -99,7 +99,7 @@ def invert(
         sources = sources * samples
     writer = model.writer
     certain = getattr(getattr(config, "draw", None), "temperature", 1.0) == 0
-    lengths, log_probs_n = writer.lengths(
+    lengths, log_probs_n = writer.ranked_lengths(
         length, latents_nd, rows=len(raw_nd), seed=seed, ranks=samples if certain else 1
     )
     if search.enabled:

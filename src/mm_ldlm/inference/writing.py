@@ -161,14 +161,17 @@ class Writer:
         self.check_finite(found_nN.amax(dim=1).cpu().numpy(), "probabilities of lengths")
         return found_nN
 
-    def lengths(
+    def lengths(self, length: Length, latents_nd: Tensor | None, *, rows: int, seed: int) -> list[int]:
+        """Choose one length for each text: a number, 'sample', or otherwise the most probable one."""
+        return self.ranked_lengths(length, latents_nd, rows=rows, seed=seed)[0]
+
+    def ranked_lengths(
         self, length: Length, latents_nd: Tensor | None, *, rows: int, seed: int, ranks: int = 1
     ) -> tuple[list[int], np.ndarray]:
-        """Choose one length for each text: a number, 'sample', or otherwise the most probable one.
+        """Choose lengths as `lengths`; return them and the log-probabilities (n,) of those that the model chose, or 0.
 
         With `ranks` above 1 the rows are that many parts of equal size, and the k-th part has the k-th most probable
-        length. A model that ends its texts by itself receives canvases of the maximum length. Return the lengths, and
-        the log-probabilities (n,) of those that were chosen, 0 for others.
+        length. A model that ends its texts by itself receives canvases of the maximum length.
         """
         if isinstance(length, int) or not self.model.has_length:
             return [length if isinstance(length, int) else self.model.shape.max_length] * rows, np.zeros(rows)
@@ -311,13 +314,13 @@ class Writer:
         if order == "latent_first":
             # A latent that needs a length is drawn for a length from the marginal distribution, which its text then has
             need_lengths = self.model.latents_need_lengths
-            lengths = self.lengths(length, None, rows=n, seed=seed)[0] if need_lengths else [1] * n
+            lengths = self.lengths(length, None, rows=n, seed=seed) if need_lengths else [1] * n
             draws_Knd, calls = self.draw(self.masks(lengths), sampler=latent, seed=seed, known=False)
             latents_nd = draws_Knd.mean(dim=0)
-            lengths = lengths if need_lengths else self.lengths(length, latents_nd, rows=n, seed=seed)[0]
+            lengths = lengths if need_lengths else self.lengths(length, latents_nd, rows=n, seed=seed)
             written = self.write(self.masks(lengths), latents_nd=latents_nd, sampler=text, seed=seed)
         else:
-            canvases = self.masks(self.lengths(length, None, rows=n, seed=seed)[0])
+            canvases = self.masks(self.lengths(length, None, rows=n, seed=seed))
             if order == "together":
                 return self._together(canvases, text, latent, seed)
             written = self.write(canvases, latents_nd=None, sampler=text, seed=seed)

@@ -143,7 +143,7 @@ class ImageWriter:
             vectors = self.model.process is None
             fitting = "latent sampler, such as 'ddim'" if vectors else "text sampler, such as 'confidence'"
             raise SamplingError(f"sampler: expected a {fitting}, for the captions of this run, found '{config.kind}'.")
-        lengths, _ = self._writer.lengths(length, vectors_nP, rows=len(vectors_nP), seed=seed)
+        lengths = self._writer.lengths(length, vectors_nP, rows=len(vectors_nP), seed=seed)
         written = self._writer.write(self._writer.masks(lengths), latents_nd=vectors_nP, sampler=config, seed=seed)
         return self._loaded.texts(written, [None] * len(vectors_nP), None)
 
