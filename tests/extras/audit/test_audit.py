@@ -248,6 +248,8 @@ def test_the_results_and_the_page_contain_texts_only_on_request(collection: dict
         for written in (json.dumps(found), page, *(figure.to_json() for figure in figures.values())):
             assert ("the driver met" in written) <= visible
         assert ("the driver met" in page) is visible
+        assert "need the protection of the texts" in page
+        assert "need the protection" not in report(found | {"readable": found["chance"]})[0]
     assert {key: value for key, value in hidden.items() if key not in ("rows", "texts_shown")} == {
         key: value for key, value in shown.items() if key not in ("rows", "texts_shown")
     }
