@@ -213,7 +213,8 @@ MALFORMED = {
     "rows": ("/score", json.dumps({"texts": ["w1"] * 9}).encode(), 400, "at most 8"),
     "n": ("/generate", b'{"n": 9}', 400, "8"),
     "characters": ("/score", json.dumps(LONG).encode(), 400, "at most 100"),
-    "work": ("/invert", b'{"targets": ["w1"], "search": {"candidates": 30, "rounds": 30}}', 400, "900"),
+    "default steps": ("/invert", json.dumps({"targets": ["w1"] * 8, "samples": 20}).encode(), 400, "640"),
+    "work": ("/invert", b'{"targets": ["w1"], "search": {"candidates": 30, "rounds": 30}}', 400, "3,600"),
     **{
         f"work in {steps[:5]}": (
             "/infill",
@@ -295,7 +296,7 @@ def test_a_key_is_needed_for_everything_but_the_probes_and_the_page() -> None:
             refused(client.get("/metrics", headers=headers), 401)
         right = {"Authorization": "Bearer a-key"}
         assert client.post("/score", json={"texts": "w1"}, headers=right).status_code == 200
-        assert {client.get(path).status_code for path in ("/healthz", "/docs", "/openapi.json")} == {200}
+        assert {client.get(path).status_code for path in ("/", "/healthz", "/openapi.json")} == {200}
 
 
 # --- pages, metrics, and the process ------------------------------------------------------------------------------------

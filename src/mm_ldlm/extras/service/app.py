@@ -17,6 +17,7 @@ from prometheus_fastapi_instrumentator import Instrumentator
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse
 
 from mm_ldlm.core import ConfigurationError, EncoderError, MMLDLMError, bounded, config, mask, parse
 from mm_ldlm.extras.service.batches import MOST_JOBS, Batches
@@ -125,6 +126,8 @@ def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
         "/v1/embeddings", Embeddings, embed, example={"input": [TEXT]}, tags=[OPENAI],
         description="Embed texts by the run's encoder or by its model, in the convention of OpenAI.",
     )  # fmt: skip
+
+    app.add_api_route("/", lambda: RedirectResponse("/docs"), include_in_schema=False)
 
     @app.get("/healthz", tags=[OPERATION])
     async def live() -> str:

@@ -24,6 +24,8 @@ from mm_ldlm.core import (
 
 TEXT = "The girl drew a horse in the garden."
 """Text of the examples"""
+STEPS = {"embed": 20, "generate": 32}
+"""Request → the steps of its default samplers; 4 for others"""
 WRITES, READS = "Write texts", "Read texts and embeddings"
 
 
@@ -78,7 +80,10 @@ class Endpoint(NamedTuple):
         columns = {key: values[key] for key in self.columns if values[key] is not None}
         options = {key: value for key, value in values.items() if key not in columns}
         counts = {value if isinstance(value, int) else len(value) for value in columns.values()}
-        work = max(counts) * _work({**options, "seed": 0})
+        given = {**options, "seed": 0}
+        if "steps" in given and "steps" not in (given.get("sampler") or ""):
+            given["steps"] = given["steps"] or STEPS.get(name, 4)
+        work = max(counts) * _work(given)
         if work > self.limits.max_work:
             raise SamplingError(
                 f"{name}: expected a request whose rows, steps, samples, draws and other numbers have a product "
