@@ -22,6 +22,7 @@ from mm_ldlm.core.files import remove_temporaries
 from mm_ldlm.data.features import from_encoder, planned
 from mm_ldlm.distributed.environment import given, hosts
 from mm_ldlm.distributed.launch import check_number, with_environment
+from mm_ldlm.evaluation.report import FEW_STEPS
 from mm_ldlm.pipelines import MAIN, PIPELINES, executed_by
 from mm_ldlm.training.config import refuse_empty_splits, splits_read
 
@@ -43,8 +44,6 @@ _OLDER = {
     "LOSS_TYPE": "objective.mode", "RUN_NAME": "training.run_name", "NUM_SAMPLES": "sampling.l2t.samples",
 }  # fmt: skip
 """Environment variables of older scripts, and the parameters that have their place"""
-_FEW_STEPS = 100
-"""A run of fewer steps has learned next to nothing."""
 
 
 class ProjectHooks:
@@ -285,7 +284,7 @@ class ProjectHooks:
             log.info("next: kedro run%s --pipelines=%s%s", env, ",".join(later), again)
             return
         load = self._catalog.load
-        if (steps := load("run")["step"]) < _FEW_STEPS:
+        if (steps := load("run")["step"]) < FEW_STEPS:
             log.info("a trial: after %d steps of training, scores and texts mean nothing yet", steps)
         able = load("params:objective").capabilities(load("params:model"))
         requests = _REQUESTS | {use: f"{use} texts.txt" for use in sorted(able.uses) if use in COMMANDS}

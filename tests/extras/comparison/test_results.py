@@ -229,7 +229,7 @@ def test_the_page_shows_runs_failures_differences_and_curves(tmp_path: Path) -> 
     text, figures = report(json.loads(json.dumps(found)), title="T")
     page = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     for text in (
-        "Comparison of 3 models", "90 seconds of training", "2 of 3 runs", "The baseline is first", "1,234", "Failed runs",
+        "Comparison of 3 models", "only a trial", "90 seconds of training", "2 of 3 runs", "The baseline is first", "1,234", "Failed runs",
         "Error: &lt;why&gt;", "second − first", "Likelihood, paired on 60 sentences", "no seed is finished by both",
         "Learning curves", f"{100 * found['level']:g} % t interval",
     ):  # fmt: skip
@@ -245,4 +245,5 @@ def test_a_page_where_all_failed_has_the_reasons_and_no_figures(tmp_path: Path) 
     found = results_of(ended(tmp_path, "a"), ended(tmp_path, "b"))
     text, figures = report(json.loads(json.dumps(found)), title="T")
     assert text.count("Error: &lt;why&gt;") == 2
+    assert "trial" not in text
     assert figures == {}

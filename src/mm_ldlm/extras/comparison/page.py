@@ -6,7 +6,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from mm_ldlm.evaluation.report import page, theme
+from mm_ldlm.evaluation.report import FEW_STEPS, page, theme
 from mm_ldlm.evaluation.report.figures import SMOOTHING, comparison, smoothed
 
 TITLES = {"text_nll": "nats per scored token", "loss": "loss"}
@@ -22,8 +22,9 @@ def report(results: Mapping[str, Any], *, title: str) -> tuple[str, dict[str, go
     }
     figures = {name: figure for name, figure in drawn.items() if figure is not None}
     text = page.rendered(
-        "mm_ldlm.extras.comparison/comparison.html.j2", figures=figures, title=title, kind="comparison", c=results
-    )
+        "mm_ldlm.extras.comparison/comparison.html.j2", figures=figures, title=title, kind="comparison", c=results,
+        trial=any((row.get("steps") or FEW_STEPS) < FEW_STEPS for row in results["rows"]), few_steps=FEW_STEPS,
+    )  # fmt: skip
     return text, figures
 
 
