@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from mm_ldlm.core import EvaluationError, foreign_code, import_object
+from mm_ldlm.data.corpus.record import comparison_form
 from mm_ldlm.data.held_out import held_out, texts_of_split
 from mm_ldlm.evaluation.report.inputs import ReportInputs, described_sampler
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite, token_rows
@@ -265,12 +265,12 @@ def mauve(generated: Sequence[str], real: Sequence[str], *, featurizer: str, see
 
 
 def memorised(outputs: Sequence[str], training_texts: Iterable[str]) -> np.ndarray:
-    """Find the outputs that are training sentences, compared by `normal_form`: (n,) bool.
+    """Find the outputs that are training sentences, compared by `comparison_form`: (n,) bool.
 
     On held-out sources a high fraction means that the model reproduces its training set and ignores the latent.
     """
-    forms = [normal_form(text) for text in outputs]
-    found = set(forms).intersection(map(normal_form, training_texts))
+    forms = [comparison_form(text) for text in outputs]
+    found = set(forms).intersection(map(comparison_form, training_texts))
     return np.array([form in found for form in forms], dtype=bool)
 
 
@@ -292,10 +292,5 @@ def _bigrams(text: str) -> list[tuple[str, str]]:
 
 
 def words(text: str) -> list[str]:
-    """Split a text into words and punctuation marks in normal form."""
-    return _WORDS.findall(normal_form(text))
-
-
-def normal_form(text: str) -> str:
-    """Normalise a text for comparison: NFKC, case-folded, single spaces."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    """Split a text into words and punctuation marks in its form for comparison."""
+    return _WORDS.findall(comparison_form(text))

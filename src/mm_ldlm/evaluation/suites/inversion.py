@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from mm_ldlm.data.corpus.record import comparison_form
 from mm_ldlm.data.held_out import Sentences, read_sentences, sample_rows, split_rows, texts_of_split
 from mm_ldlm.data.latents.recognition import cosines_of
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval, Statistic, mean_of_counts, ratio_of_counts
@@ -24,7 +25,7 @@ from mm_ldlm.evaluation.calibration import right_texts
 from mm_ldlm.evaluation.report.inputs import described_sampler, examples
 from mm_ldlm.evaluation.sts_sets import slug
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Suite, of_samples, token_rows, without_truth
-from mm_ldlm.evaluation.suites.generation import memorised, normal_form
+from mm_ldlm.evaluation.suites.generation import memorised
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 BLEU_COLUMNS = ("bleu_sys", "bleu_ref", *(f"bleu_c{n}" for n in range(1, 5)), *(f"bleu_t{n}" for n in range(1, 5)))
@@ -237,7 +238,7 @@ def memorisation(outputs: Sequence[str], references: Sequence[str], training_tex
     The fraction of the references is reported too: if it is above 0, the split leaks.
     """
     made_n, true_n = np.split(memorised([*outputs, *references], training_texts), 2)
-    wrong_n = np.array([normal_form(a) != normal_form(b) for a, b in zip(outputs, references, strict=True)])
+    wrong_n = np.array([comparison_form(a) != comparison_form(b) for a, b in zip(outputs, references, strict=True)])
     return {
         "outputs": float(made_n.mean()),
         "wrong_outputs": float(made_n[wrong_n].mean()) if wrong_n.any() else 0.0,

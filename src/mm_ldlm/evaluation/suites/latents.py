@@ -13,6 +13,7 @@ import pandas as pd
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.data.held_out import sample_rows, split_rows
 from mm_ldlm.data.validation.vectors import spectrum
+from mm_ldlm.evaluation.bootstrap import weighted_pearson
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, of_samples, vectors, without_truth
 
 
@@ -174,16 +175,14 @@ def neighbourhoods(
     others = ~np.eye(count, dtype=bool)
     sides = [unit(x_Nd[places]) for x_Nd in (generated_Nd, real_Nd)]
     alike = [(x_Nd @ x_Nd.T)[others].reshape(count, count - 1) for x_Nd in sides]
-    centred = [rank - rank.mean(axis=1, keepdims=True) for rank in (rankdata(side, axis=1) for side in alike)]
-    scale = np.sqrt((centred[0] ** 2).sum(axis=1) * (centred[1] ** 2).sum(axis=1))
-    product = (centred[0] * centred[1]).sum(axis=1)
+    correlation = weighted_pearson(*(rankdata(side, axis=1) for side in alike), np.ones_like(alike[0]))
     order = [np.argsort(-side, axis=1) for side in alike]
     overlap = {
         k: float(np.mean([len(set(x[:k]) & set(y[:k])) / k for x, y in zip(*order, strict=True)]))
         for k in ks
         if k < count
     }
-    return np.divide(product, scale, out=np.full(count, np.nan), where=scale > 0), overlap
+    return correlation, overlap
 
 
 def frechet_distance(generated_Nd: np.ndarray, real_Md: np.ndarray) -> float:

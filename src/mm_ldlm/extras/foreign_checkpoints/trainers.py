@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mm_ldlm.core import CheckpointError, Registry, nearest, show
+from mm_ldlm.training.checkpoints.weights import flat as leaves
 
 TRAINERS = Registry(
     "trainer of checkpoints",
@@ -172,15 +173,6 @@ def first(settings: Mapping[str, Any], *keys: str) -> Any:
 
 def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten a configuration to values by dotted keys, with the references `${key}` to other values replaced."""
-    found: dict[str, Any] = {}
-
-    def visit(value: Any, key: str) -> None:
-        if isinstance(value, Mapping):
-            for name, inner in value.items():
-                visit(inner, f"{key}.{name}" if key else str(name))
-        else:
-            found[key] = value
-
-    visit(tree, "")
+    found = leaves(tree)
     referred = {key: re.fullmatch(r"\$\{([\w.]+)\}", value) for key, value in found.items() if isinstance(value, str)}
     return found | {key: found.get(hit[1], found[key]) for key, hit in referred.items() if hit}
