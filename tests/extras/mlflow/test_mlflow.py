@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,6 @@ from mm_ldlm.core import ConfigurationError, TrackingError, parse
 from mm_ldlm.extras.mlflow import hooks
 from mm_ldlm.extras.mlflow.client import (
     MlflowRun,
-    MlflowSink,
     metrics_of,
     open_somewhere,
     resolved,
@@ -330,28 +330,22 @@ def test_every_number_of_the_log_has_its_own_name_in_mlflow(keys: set[str]) -> N
     assert len({name_of(key) for key in keys}) == len(keys)
 
 
-class Away:
-    """A store that is away for some calls."""
-
-    def __init__(self, failures: int) -> None:
-        self.failures, self.received = failures, list[Any]()
-
-    def add_lines(self, lines: Any) -> None:
-        self.failures -= 1
-        if self.failures >= 0:
-            raise ConnectionError("away")
-        self.received += lines
-
-
 def test_lines_that_a_store_did_not_accept_are_sent_later_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    store: Any = Away(1)
-    sink = MlflowSink(store, later=store.received.append)
-    sink([{"step": 1}])
-    sink([{"step": 2}])  # rests
-    assert store.received == []
-    monkeypatch.setattr(MlflowSink, "PAUSE", 0.0)
-    sink([])
-    assert store.received == [{"step": 1}, {"step": 2}]
+    received, found, calls = list[Any](), TrackingHooks(), [0]
+
+    def add_lines(lines: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise ConnectionError("away")
+        received.extend(lines)
+
+    monkeypatch.setattr(found, "_run", SimpleNamespace(uri="http://host", add_lines=add_lines))
+    found._send("add_lines", [{"step": 1}])
+    found._send("add_lines", [{"step": 2}])  # rests
+    assert (received, calls) == ([], [1])
+    monkeypatch.setattr(found, "_resting_until", 0.0)
+    found._send("add_lines", [])
+    assert received == [{"step": 1}, {"step": 2}]
 
 
 def test_a_call_that_is_repeated_has_as_much_time_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,10 +357,11 @@ def test_a_call_that_is_repeated_has_as_much_time_as_before(monkeypatch: pytest.
             raise TrackingError("away")
 
     monkeypatch.setattr(hooks, "within", away)
-    monkeypatch.setattr(found, "_run", MlflowRun("http://host", "1"))
+    run = MlflowRun("http://host", "1")
+    monkeypatch.setattr(found, "_run", run)
     found._send("tag", {}, at_least=7.0)
     found._send("add_folder", "folder", "name", at_least=9.0)
-    found._send_rest()
+    found._send_rest(run)
     assert given == [7, 7, 9]
 
 

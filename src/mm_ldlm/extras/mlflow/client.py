@@ -197,36 +197,6 @@ class MlflowRun:
         self.client.set_terminated(self.run_id, status=status)
 
 
-class MlflowSink:
-    """Sends the lines of the log of a training to an MLflow run, while it runs.
-
-    Lines that the store did not accept are kept and sent again after `PAUSE` seconds and at the end, so that a server
-    that was away for a while misses none. Those that it does not accept at the end are given to `later`.
-    """
-
-    PAUSE = 60.0
-    KEPT = 100_000
-
-    def __init__(self, run: MlflowRun, *, later: Callable[[Sequence[dict[str, Any]]], None]) -> None:
-        self._run, self._later = run, later
-        self._waiting, self._resting_until = list[dict[str, Any]](), -math.inf
-
-    def __call__(self, lines: Sequence[dict[str, Any]]) -> None:
-        self._waiting = [*self._waiting, *lines][-self.KEPT :]
-        if not self._waiting or (lines and time.monotonic() < self._resting_until):
-            return
-        try:
-            self._run.add_lines(self._waiting)
-        except Exception as error:  # requests, SQLAlchemy and MLflow have different classes
-            if not lines:
-                self._later(self._waiting)
-            elif self._resting_until == -math.inf:
-                log.warning("MLflow does not answer (%s); the run goes on, and its log is sent later", reason_of(error))
-            self._resting_until = time.monotonic() + self.PAUSE
-        else:
-            self._waiting, self._resting_until = [], -math.inf
-
-
 def metrics_of(uri: str, run_id: str) -> dict[str, Any]:
     """Return the metrics.json that a run of the store at `uri` has recorded; empty for another run, or without one."""
     from mlflow.exceptions import MlflowException

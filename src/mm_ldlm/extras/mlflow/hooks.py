@@ -4,11 +4,13 @@ import atexit
 import functools
 import json
 import logging
+import math
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,6 @@ from mm_ldlm.extras.mlflow.client import (
     LONGEST_UPLOAD,
     METRICS,
     MlflowRun,
-    MlflowSink,
     metrics_of,
     open_somewhere,
     within,
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 
 PAGES = {"report": "report.html", "comparison_report": "comparison.html", "score_card_report": "score_card.html"}
 """Catalog entry → name of its copy in the MLflow run"""
+PAUSE = 60.0
+"""Seconds after which calls of a store that did not answer are made again"""
 NOTE = "mlflow.note.content"
 """Tag with the Markdown text that MLflow shows as the description of a run"""
 _ABSOLUTE = re.compile(
@@ -61,6 +64,7 @@ class TrackingHooks:
         self._run: MlflowRun | None = None
         self._follower: Follower | None = None
         self._unsent: list[tuple[str, tuple[Any, ...], dict[str, Any], float]] = []
+        self._resting_until = -math.inf
         # Ctrl-C and SystemExit do not reach `on_pipeline_error`: Kedro calls it for `Exception` only.
         atexit.register(self._close, "KILLED")
 
@@ -84,6 +88,7 @@ class TrackingHooks:
         self._reference: Mapping[str, Any] = {}
         self._metrics: Mapping[str, Any] = {}
         self._unsent.clear()
+        self._resting_until = -math.inf
         self._rows, self._tracking = dict[str, Any](), tracking
         self._pipelines = name_of(executed_by(pipeline))
         self._name = None if tracking.run_name else f"{self._pipelines}@{environment}"  # unless the user chose it
@@ -127,7 +132,7 @@ class TrackingHooks:
                     self._record_result(Path(folder))
                 self._send("tag", {NOTE: self._note()})
                 self._send("close", status)
-                self._send_rest()
+                self._send_rest(self._run)
             self._run = None
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
@@ -139,8 +144,7 @@ class TrackingHooks:
             from mm_ldlm.app.progress import follower_of
 
             self._send("tag", {"run_folder": str(inputs["training_spec"]["name"])})  # also of a run that fails
-            sink = MlflowSink(self._run, later=lambda lines: self._unsent.append(("add_lines", (lines,), {}, 0.0)))
-            self._follower = follower_of(inputs, sink)
+            self._follower = follower_of(inputs, functools.partial(self._send, "add_lines"))
 
     @hook_impl
     def after_node_run(self) -> None:
@@ -245,41 +249,50 @@ class TrackingHooks:
     def _send(self, method: str, *arguments: Any, at_least: float = 0.0, **named: Any) -> Any:
         """Call a method of the MLflow run, if there is one, within a bounded time; a run goes on without an answer.
 
-        After a failure, calls are kept until the end of the run, in their order.
+        Calls that fail are made again, in their order, after `PAUSE` seconds and at the end of the run.
         """
         if self._run is None:
             return None
-        if not self._unsent:
-            try:
-                return within(
-                    functools.partial(getattr(self._run, method), *arguments, **named), self._run.uri, at_least=at_least
-                )
-            except TrackingError as error:
-                log.warning("MLflow does not answer (%s); the run goes on, and is recorded at its end", error)
         self._unsent.append((method, arguments, named, at_least))
-        return None
+        if time.monotonic() < self._resting_until:
+            return None
+        try:
+            return self._deliver(self._run)
+        except TrackingError as error:
+            if self._resting_until == -math.inf:
+                log.warning("MLflow does not answer (%s); the run goes on, and is recorded later", error)
+            self._resting_until = time.monotonic() + PAUSE
+            return None
 
-    def _send_rest(self) -> None:
-        """Make the calls that failed once more; those that fail again are recorded in a local run."""
-        run = self._run
-        while self._unsent and run is not None:
+    def _deliver(self, run: MlflowRun) -> Any:
+        """Make the waiting calls; return the answer of the last one."""
+        answer = None
+        while self._unsent:
             method, arguments, named, at_least = self._unsent[0]
+            answer = within(functools.partial(getattr(run, method), *arguments, **named), run.uri, at_least=at_least)
+            self._unsent.pop(0)
+        self._resting_until = -math.inf
+        return answer
+
+    def _send_rest(self, run: MlflowRun) -> None:
+        """Make the calls that failed once more; those that fail again are recorded in a local run."""
+        try:
+            self._deliver(run)
+        except TrackingError as error:
+            log.warning(
+                "MLflow does not answer at the end of this run (%s): what it lacks is recorded in %s. Send it by "
+                "`mm-ldlm send-runs %s` when the store answers", error, LOCAL, mask(run.uri),
+            )  # fmt: skip
+            self._unsent.insert(0, ("tag", ({CONTINUES: run.run_id},), {}, 0.0))
+            local = open_somewhere(
+                LOCAL, root=self._project, parent=None, experiment=self._tracking.experiment, parameters={},
+                name=self._name or self._pipelines,
+            )  # fmt: skip
             try:
-                within(functools.partial(getattr(run, method), *arguments, **named), run.uri, at_least=at_least)
-                self._unsent.pop(0)
-            except TrackingError as error:
-                if run is not self._run:
-                    log.warning("MLflow lacks the last part of this run, whose files are complete (%s)", error)
-                    break
-                log.warning(
-                    "MLflow does not answer at the end of this run (%s): what it lacks is recorded in %s. Send it by "
-                    "`mm-ldlm send-runs %s` when the store answers", error, LOCAL, mask(run.uri),
-                )  # fmt: skip
-                self._unsent.insert(0, ("tag", ({CONTINUES: run.run_id},), {}, 0.0))
-                run = open_somewhere(
-                    LOCAL, root=self._project, parent=None, experiment=self._tracking.experiment, parameters={},
-                    name=self._name or self._pipelines,
-                )  # fmt: skip
+                if local is not None:
+                    self._deliver(local)
+            except TrackingError as another:
+                log.warning("MLflow lacks the last part of this run, whose files are complete (%s)", another)
 
     # -- words ---------------------------------------------------------------------------------------------------------
 
