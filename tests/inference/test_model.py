@@ -1,6 +1,5 @@
 """What enters and leaves the model: unusual latents, unknown words, truncation, paths, neighbours and infinite numbers."""
 
-import collections
 import dataclasses
 import logging
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from mm_ldlm.core import SamplingError
 from mm_ldlm.data.latents.recognition import Signature, unit
 from mm_ldlm.extras.editing.requests import lerp, slerp
 from mm_ldlm.inference.api import MMLDLM
-from mm_ldlm.inference.model import LoadedModel
+from mm_ldlm.inference.model import _warn
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, latent_sampler
 
 Request = Callable[[MMLDLM, Any], Any]
@@ -81,11 +80,9 @@ def test_latents_far_from_all_training_data_are_refused_by_their_row(name: str, 
 
 
 @pytest.mark.parametrize("name", ["invert", "infill", "edit", "score"])
-def test_unusual_latents_are_measured_and_warned_of(
-    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unusual_latents_are_measured_and_warned_of(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Each is warned of once in a process."""
-    monkeypatch.setattr(f"{LoadedModel.__module__}._WARNED", collections.deque())
+    _warn.cache_clear()
     model, given = make(typical=(0.2, 3.0)), LATENTS.copy()
     given[[2, 3]] *= 50
     with caplog.at_level(logging.WARNING):

@@ -69,9 +69,7 @@ class Masking(TextProcess):
 
     def corrupt(self, tokens_BL: Tensor, valid_BL: Tensor, t_B: Tensor, generator: RowGenerator) -> Tensor:
         """Mask every valid token with probability 1 − α_t (MDLM eq. 6). Takes one draw of the generator."""
-        uniform_BL = generator.uniform(tokens_BL.shape[1], dtype=torch.float32)
-        masked_BL = (uniform_BL < self.mask_probability(t_B)[:, None]) & valid_BL
-        return tokens_BL.masked_fill(masked_BL, self.mask_id)
+        return self.mask(tokens_BL, valid_BL, self.mask_probability(t_B), generator)
 
     def mask(self, tokens_BL: Tensor, valid_BL: Tensor, mask_ratio_B: Tensor, generator: RowGenerator) -> Tensor:
         """Mask every valid token with probability `mask_ratio_B`, in float64. Takes one draw of the generator."""

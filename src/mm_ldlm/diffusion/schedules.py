@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mm_ldlm.core import Kinds, PositiveFloat, bounded, config, refuse_if
 
@@ -189,12 +189,6 @@ class GaussianSchedule(ABC):
 
     variance_preserving: ClassVar[bool] = True
     """Whether signal² + noise² = 1 for every t"""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the parameters of a schedule that learns; the CPU for others."""
-        parameters = self.parameters() if isinstance(self, nn.Module) else iter(())
-        return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
     def build(self) -> Self:
         """Return the schedule itself; the configuration of a schedule that learns returns a new module instead."""

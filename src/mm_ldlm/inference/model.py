@@ -4,6 +4,7 @@ Texts and raw latents (the encoder's vectors) are converted to token ids and sta
 """
 
 import collections
+import functools
 import logging
 import os
 import threading
@@ -45,8 +46,6 @@ Latents = npt.ArrayLike
 """(n, d) raw, or one (d,)"""
 TooLong = Literal["refuse", "truncate"]
 """Treatment of a text of more tokens than the model, or the encoder, reads"""
-_WARNED: collections.deque[str] = collections.deque(maxlen=256)
-"""Warnings about latents that were given in this process: several tasks of a run read the same ones"""
 HARMFUL = 0.05
 """Length of noise, or of rounding errors, relative to the latents, from which on a warning states it"""
 FARTHEST = 1e6
@@ -68,11 +67,10 @@ def by_row(request: Request) -> Request:
     return request
 
 
+@functools.lru_cache(256)
 def _warn(message: str) -> None:
-    """Log a warning about latents, once in a process."""
-    if message not in _WARNED:
-        _WARNED.append(message)
-        log.warning("%s", message)
+    """Log a warning about latents, once in a process: several tasks of a run read the same ones."""
+    log.warning("%s", message)
 
 
 class Encoder(Protocol):

@@ -88,9 +88,15 @@ class Point:
         return math.inf if self.noise <= 0 else math.log(self.signal / self.noise)
 
 
-def grid(schedule: GaussianSchedule, *, steps: int, t_max: float) -> list[Point]:
-    """Make steps + 1 points from `t_max` to 0; the last has signal 1 and noise 0 exactly."""
-    times = torch.linspace(t_max, 0.0, steps + 1, dtype=torch.float64, device=schedule.device)
+def grid(
+    schedule: GaussianSchedule, *, steps: int, t_max: float, device: torch.device | None = None
+) -> list[Point]:  # fmt: skip
+    """Make steps + 1 points from `t_max` to 0; the last has signal 1 and noise 0 exactly.
+
+    Args:
+        device: of the parameters of a schedule that learns.
+    """
+    times = torch.linspace(t_max, 0.0, steps + 1, dtype=torch.float64, device=device)
     signals, noises = (scale.tolist() for scale in schedule.scales(times))
     points = [Point(t, s, n) for t, s, n in zip(times.tolist(), signals, noises, strict=True)]
     return [*points[:-1], Point(0.0, 1.0, 0.0)]
@@ -211,7 +217,7 @@ class GridSampler(Overridable, ABC):
 
         Draw k of a row is a function of its row id and k, so more draws do not change the earlier ones.
         """
-        points = grid(denoise.schedule, steps=self.steps, t_max=self.t_max)
+        points = grid(denoise.schedule, steps=self.steps, t_max=self.t_max, device=generator.device)
         samples, calls = [], 0
         for number in range(self.draws):
             stream, estimate = generator.fork(number), Estimator(denoise, self.guidance)

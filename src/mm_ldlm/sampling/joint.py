@@ -64,7 +64,7 @@ def together(canvas: Canvas, *, dim: int, draw: Draw, latent: DdimConfig) -> tup
     """
     denoise: JointDenoiser = canvas.denoise
     process, generator = canvas.diffusion, canvas.generator
-    points = grid(denoise.schedule, steps=latent.steps, t_max=latent.t_max)
+    points = grid(denoise.schedule, steps=latent.steps, t_max=latent.t_max, device=generator.device)
     z_Bd = points[0].std * generator.fork("latent").normal(dim)
     text = TextSample.start(process.prior(canvas.tokens, canvas.writable_BL, generator.fork("prior")))
     every_B = torch.arange(len(z_Bd), device=z_Bd.device)

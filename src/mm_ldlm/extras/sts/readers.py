@@ -1,4 +1,7 @@
-"""Readers of the STS sets of SemEval 2012 to 2016, of SICK, and of the hub.
+"""Readers of STS-B, of the STS sets of SemEval 2012 to 2016, of SICK, and of the hub.
+
+A set is read completely or not at all: a line that cannot be read and a gold score outside its scale are errors with
+file and line.
 
 In 2015 and 2016 of SemEval many pairs of an input file were never annotated (an empty line in the gs file) and do not
 belong to the set.
@@ -7,11 +10,20 @@ Published scores of SICK-R use different parts: SimCSE and SentEval the test par
 together (9,927 pairs). `StsSource.split` names the part.
 """
 
+import csv
+import io
+import os
 import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from mm_ldlm.core import EvaluationError, foreign_code, show
-from mm_ldlm.evaluation.sts_sets import GOLD, Pair, StsSet, StsSource, columns_of, from_pairs, read_rows, score_of
+from mm_ldlm.core.files import InputFile
+from mm_ldlm.evaluation.sts_sets import Pair, StsSet, StsSource, from_pairs
+
+GOLD = ("score", "similarity_score", "relatedness_score", "label")
+"""Names of the column of gold scores"""
 
 SEMEVAL_SUBSETS: dict[str, tuple[str, ...]] = {
     year: tuple(subsets.split())
@@ -32,6 +44,83 @@ HUB_SETS: dict[str, str] = {
     **{f"sts{year}": f"mteb/sts{year}-sts" for year in range(12, 17)},
 }
 _SEMEVAL_INPUT = re.compile(r"STS(\d{4})?\.input\..+\.txt")
+
+
+# -- tables of pairs ---------------------------------------------------------------------------------------------------
+
+
+def read_rows(file: InputFile, *, widths: Callable[[list[str]], bool] | None = None) -> list[tuple[int, list[str]]]:
+    """Read the rows of a table with the numbers of their lines: the door of all formats of files.
+
+    The first line decides between tabs and commas; only tab-separated files leave quotation marks unbalanced. Rows have
+    as many cells as the first one, or what `widths` accepts, so that a tab inside a sentence shifts no column.
+    """
+    text = file.text()
+    tabs = "\t" in text.partition("\n")[0]
+    lines: Iterable[str] = file.lines() if tabs else io.StringIO(text, newline="")
+    dialect: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {}
+    csv.field_size_limit(2**31 - 1)  # the file was read as a whole
+    reader = csv.reader(lines, strict=True, **dialect)
+    try:
+        rows = [(reader.line_num, row) for row in reader if row]
+    except csv.Error as error:
+        file.refuse("a table", f"an error in line {reader.line_num} ({error})")
+    for number, row in rows:
+        if not (widths(row) if widths else len(row) == len(rows[0][1])):
+            file.refuse("as many cells in each line as its format has", f"{len(row)} in line {number}")
+    return rows
+
+
+def score_of(file: InputFile, number: int, text: str, *, low: float = 0) -> float:
+    """Read a gold score, at most 5, in a line of a file."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= 5:
+        file.refuse(f"a score between {low} and 5", f"{show(text, 60)} in line {number}")
+    return value
+
+
+def columns_of(file: InputFile, header: Sequence[str], *names: Sequence[str]) -> list[int]:
+    """Find the column of each meaning by its possible names."""
+    cells = [cell.strip().lower() for cell in header]
+    for choices in names:
+        if not set(choices) & set(cells):
+            file.refuse(f"a column {' or '.join(choices)} in the header", show(list(header), 200))
+    return [next(cells.index(name) for name in choices if name in cells) for choices in names]
+
+
+# -- the formats -------------------------------------------------------------------------------------------------------
+
+
+def read_stsb(source: StsSource, seed: int) -> StsSet:
+    """Read STS-B in any of its published formats; gold 0 to 5.
+
+    Original TSV (no header): genre, file, year, index, score, sentence 1, sentence 2, and for some rows two sources,
+    which contain no blanks. GLUE TSV: a header that names sentence1, sentence2, score. CSV: sentence 1, sentence 2,
+    score, quoted where needed, header or not. In a folder, it is the file sts-test.csv, searched below it.
+
+    Raises:
+        EvaluationError: the file is missing or malformed.
+    """
+    folder = source.path or ""
+    file = source.below(folder, "sts-test.csv") if os.path.isdir(folder) else source.file()
+    first_line = file.text().partition("\n")[0]
+    header = "sentence1" in first_line.lower()
+    original = "\t" in first_line and not header
+    rows = read_rows(file, widths=_is_original if original else None)
+    columns = [5, 6, 4] if original else [0, 1, 2]
+    if header:
+        columns = columns_of(file, rows.pop(0)[1], ["sentence1"], ["sentence2"], GOLD)
+    elif rows and len(rows[0][1]) <= max(columns):
+        file.refuse("sentence 1, sentence 2 and a score in each line", f"{len(rows[0][1])} cells in line 1")
+    a, b, gold = columns
+    return from_pairs(source.name, [(row[a], row[b], score_of(file, number, row[gold])) for number, row in rows])
+
+
+def _is_original(row: Sequence[str]) -> bool:
+    return len(row) in (7, 9) and not any(" " in source.strip() for source in row[7:])
 
 
 def read_semeval(source: StsSource, seed: int) -> StsSet:
