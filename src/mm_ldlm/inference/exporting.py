@@ -22,7 +22,7 @@ from mm_ldlm.inference.calibration import CALIBRATION
 from mm_ldlm.inference.files import newest_run, pretrained, pretrained_names
 from mm_ldlm.inference.loading import calibration_of, run_config
 from mm_ldlm.training.checkpoints import folder
-from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG
+from mm_ldlm.training.checkpoints.reference import CONFIG, split_path
 
 _PUBLISHED = ("name", "seed", "model", "objective", "shape", "fingerprints", "versions")
 """Keys of a config.json that are exported; the others describe a machine and its folders."""
@@ -44,7 +44,7 @@ class Source:
     @property
     def folder(self) -> Path:
         """The folder of the run"""
-        return self.checkpoint.parents[1] if self.checkpoint.parent.name == CHECKPOINTS else self.checkpoint
+        return split_path(self.checkpoint)[0]
 
     @property
     def folders(self) -> dict[str, Path]:
@@ -68,7 +68,7 @@ def source_of(
     """
     refuse_existing(target)
     run = newest_run(run)
-    found = folder.find(run, which=checkpoint.removeprefix("step-"))
+    found = folder.find(run, which=checkpoint)
     averaged = use_ema and (found / "ema.safetensors").is_file()
     tensors = folder.tensors(found, "ema.safetensors" if averaged else "model.safetensors")
     if dtype is not None:  # vectors, such as gains, are few

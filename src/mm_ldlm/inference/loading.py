@@ -44,7 +44,7 @@ from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.provenance import weights_of
-from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, EVALUATION, config_of
+from mm_ldlm.training.checkpoints.reference import EVALUATION, config_of, split_path
 from mm_ldlm.training.checkpoints.weights import (
     identity_of,
     load_tensors,
@@ -106,7 +106,7 @@ def load_run(
     use_ema, chosen = check(use_ema, bool, name="use_ema"), _device(device)
     which = check(checkpoint, Annotated[str, bounded(min_length=1)] | NonNegativeInt, name="checkpoint")
     run = newest_run(path)
-    found = folder.find(run, which=str(which).removeprefix("step-"))
+    found = folder.find(run, which=which)
     config = run_config(run, found)
     model_config, objective_config = kinds_of(config)
     fingerprints = config["fingerprints"]
@@ -157,7 +157,7 @@ def calibration_of(checkpoint: Path, *, use_ema: bool) -> Calibration | None:
         CheckpointError: the file is damaged.
     """
     exported = folder.is_exported(checkpoint)
-    run = checkpoint.parents[1] if checkpoint.parent.name == CHECKPOINTS else checkpoint
+    run, _ = split_path(checkpoint)
     path = (run if exported else run / EVALUATION) / CALIBRATION
     if not path.exists():
         return None

@@ -38,7 +38,7 @@ from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.objectives.capabilities import USES
 from mm_ldlm.sampling.limits import Steps, Temperature
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS
-from mm_ldlm.training.checkpoints.reference import CHECKPOINTS
+from mm_ldlm.training.checkpoints.reference import split_path
 
 log = logging.getLogger(__name__)
 
@@ -138,8 +138,7 @@ class LoadedModel:
     def __repr__(self) -> str:
         """Name the run, the step, the number of parameters and the uses in one line."""
         found = self.parts.checkpoint
-        folder = found and (found.parents[1] if found.parent.name == CHECKPOINTS else found)
-        run = f"{folder.name}, step {self.parts.step:,}, " if folder else ""
+        run = f"{split_path(found)[0].name}, step {self.parts.step:,}, " if found else ""
         count = sum(parameter.numel() for parameter in self.model.model.parameters())
         uses = ", ".join(use for use in USES if use in self.capabilities)
         return f"MMLDLM({run}{count:,} parameters, {self.capabilities.trained_as}; can {uses or 'nothing'})"

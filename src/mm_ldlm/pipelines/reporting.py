@@ -38,8 +38,7 @@ def collect_metrics(
     """
     from mm_ldlm.training.checkpoints import folder as checkpoints
 
-    which = str(evaluation.checkpoint).removeprefix("step-")
-    checkpoint = checkpoints.find(weights_folder(runs, run), which=which)
+    checkpoint = checkpoints.find(weights_folder(runs, run), which=evaluation.checkpoint)
     weights = weights_of(checkpoint, use_ema=evaluation.use_ema)
     _refuse_other(weights, metrics)
     results = {name.removeprefix("metrics_"): found for name, found in metrics.items()}

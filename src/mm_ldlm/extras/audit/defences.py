@@ -199,12 +199,11 @@ def _procrustes(stored_md: Floats, original_md: Floats) -> Map:
 
 def _ridge(ridge: float) -> Callable[[Floats, Floats], Map]:
     def fit(stored_md: Floats, original_md: Floats) -> Map:
-        from_d, to_d = stored_md.mean(axis=0), original_md.mean(axis=0)
-        x_md, d = stored_md - from_d, stored_md.shape[1]
-        gram_dd = x_md.T @ x_md
-        gram_dd[np.diag_indices(d)] += ridge * max(np.trace(gram_dd) / d, 1e-12)
-        matrix_dd = np.linalg.solve(gram_dd, x_md.T @ (original_md - to_d))
-        return lambda x: (x - from_d) @ matrix_dd + to_d
+        from sklearn.linear_model import Ridge
+
+        alpha = ridge * max(stored_md.var(axis=0).mean() * len(stored_md), 1e-12)
+        found: Map = Ridge(alpha, solver="cholesky").fit(stored_md, original_md).predict
+        return found
 
     return fit
 

@@ -234,7 +234,7 @@ def candidates(
     for name, path in config.runs.items():
         for place in sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]:
             run = run_of(place)
-            checkpoint = checkpoints.find(run, which=str(evaluation.checkpoint).removeprefix("step-"))
+            checkpoint = checkpoints.find(run, which=evaluation.checkpoint)
             tokenizer = TextTokenizer.load(checkpoint / "tokenizer")
             found.append(
                 Candidate(

@@ -197,11 +197,11 @@ def document(path: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def find(path: Path, *, which: str = "latest") -> Path:
+def find(path: Path, *, which: str | int = "latest") -> Path:
     """Find a checkpoint in a checkpoint folder, a run folder, or its `checkpoints` folder, and check all its bytes.
 
     Args:
-        which: `latest`, `best`, or a step number.
+        which: `latest`, `best`, a step number, or the name of a checkpoint.
 
     Raises:
         CheckpointError: there is none, or it is damaged; an older one than the latest is used only when named
@@ -210,6 +210,7 @@ def find(path: Path, *, which: str = "latest") -> Path:
     if NAME.fullmatch(path.name) or os.path.isfile(path / MARKER) or is_exported(path):
         check(path)
         return path
+    which = str(which).removeprefix("step-")
     directory = path / CHECKPOINTS if os.path.isdir(path / CHECKPOINTS) else path
     found = latest(directory) if which == "latest" else pointed(directory, which) if which == "best" else None
     if which.isdecimal():
