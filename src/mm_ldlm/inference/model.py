@@ -95,8 +95,8 @@ class LoadedModel:
         max_length: number of tokens of the longest text that the model reads at once.
         normaliser: normaliser of the latents; None for a run without latents.
         batch_tokens: number of tokens of one batch, including pads.
-        strict: whether latents that are not the encoder's (`recognise`) are refused. False only warns of them, as an
-            audit of altered vectors needs it.
+        strict: whether latents that are not the encoder's (`recognise`) are refused, and unusual ones cause warnings;
+            False for an audit of altered vectors.
 
     Args:
         encoder: the encoder that made the latents; None loads the run's when it is first needed.
@@ -264,8 +264,14 @@ class LoadedModel:
                 f"are more than {FARTHEST:g} standard deviations away from them (row {rows[0]}: "
                 f"{largest_n[rows[0]]:.3g}). Check their scale."
             )
+        if self.strict:
+            self._judge(raw_nd, norms(standard_nd))
+        return torch.from_numpy(standard_nd.astype(np.float32)).to(self.device)
+
+    def _judge(self, raw_nd: Floats, norms_n: npt.NDArray[np.float64]) -> None:
+        """Refuse latents that are not the encoder's, and warn of unusual ones."""
         unlike_n = np.concatenate([self._judged(part_nd) for part_nd in self.writer.by_request(raw_nd)])
-        norms_n, (low, high) = norms(standard_nd), getattr(self.normaliser, "typical", None) or (0.0, np.inf)
+        low, high = getattr(self.normaliser, "typical", None) or (0.0, np.inf)
         outside = np.flatnonzero((norms_n < low) | (norms_n > high))
         shown = ", ".join(f"{norms_n[row]:.2f}" for row in outside[:3])
         for rows, reason in (
@@ -277,17 +283,16 @@ class LoadedModel:
                     f"{rows.size} of {len(norms_n)} latents are unlike those that the run was trained on, so results "
                     f"for them mean little: {reason} (rows {', '.join(map(str, rows[:3]))})"
                 )
-        return torch.from_numpy(standard_nd.astype(np.float32)).to(self.device)
 
     def _judged(self, raw_nd: Floats) -> npt.NDArray[np.bool_]:
         """Refuse latents of one request that are not the encoder's, or warn; return which are like random ones (n,)."""
         verdict = self.recognise(raw_nd)
-        if not verdict.usable and self.strict:
+        if not verdict.usable:
             raise SamplingError(
                 f"latents: expected vectors of the encoder that the run was trained on, found {len(raw_nd)} that look "
                 f"like {verdict}. {verdict.remedy}"
             )
-        if not verdict.usable or verdict.level >= HARMFUL:
+        if verdict.level >= HARMFUL:
             _warn(f"the {len(raw_nd)} latents look like {verdict}; their texts are less accurate")
         return np.asarray(verdict.unlike, bool) if len(verdict.unlike) else np.zeros(len(raw_nd), bool)
 

@@ -11,7 +11,7 @@ import pytest
 from tests.evaluation.suites.conftest import Run
 
 from mm_ldlm.core import EvaluationError
-from mm_ldlm.evaluation.suites import SUITES, flat_metrics, headlines, most_important, suites
+from mm_ldlm.evaluation.suites import SUITES, flat_metrics, suites
 from mm_ldlm.evaluation.suites.base import plain, score
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
@@ -81,14 +81,6 @@ def test_all_suites_share_no_key_and_no_figure(run: Run) -> None:
 
 def test_the_seconds_of_a_report_that_is_still_written_are_left_out() -> None:
     assert flat_metrics({}, {"training": 3, "reporting": 1}) == {"seconds.training": 3.0}
-
-
-def test_the_most_important_numbers_are_few_and_of_the_run(run: Run) -> None:
-    numbers = json.loads((run.written / "metrics.json").read_text())
-    chosen = most_important(numbers, count=4)
-    assert len(chosen) == 4
-    assert set(chosen) <= numbers.keys()
-    assert chosen == [each.key for each in headlines(numbers) if each.leading][:4]
 
 
 def test_values_become_plain_json() -> None:

@@ -64,11 +64,6 @@ def headlines(numbers: Mapping[str, Any]) -> list[Headline]:
     return [each for suite in suites().values() for each in suite.headlines(numbers) if each.key in numbers]
 
 
-def most_important(numbers: Mapping[str, Any], *, count: int) -> list[str]:
-    """Choose the keys of at most `count` numbers that describe a run best."""
-    return [headline.key for headline in headlines(numbers) if headline.leading][:count]
-
-
 GIVEN_LENGTH = "NELBO given the length"
 
 

@@ -8,7 +8,6 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -177,8 +176,7 @@ class Reader:
     def read(self, vectors_nd: Floats) -> list[str]:
         """Read texts from vectors, which may have any length."""
         search = self._config.search if embeds(self._model) else None
-        with _quiet("mm_ldlm.inference.model"):
-            made = self._model.invert(self.scaled(vectors_nd), search=search, seed=self._seed)
+        made = self._model.invert(self.scaled(vectors_nd), search=search, seed=self._seed)
         self._calls.append(float(np.mean(made.model_calls)))
         return list(made.texts)
 
@@ -186,18 +184,6 @@ class Reader:
     def calls(self) -> float:
         """Model calls for each text, on average over all readings."""
         return float(np.mean(self._calls))
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Suppress the warnings of a logger: altered vectors differ from the training data on purpose."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def compared(

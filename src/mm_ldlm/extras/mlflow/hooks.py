@@ -185,10 +185,11 @@ class TrackingHooks:
         self._recorded.add(dataset_name)
 
     def _record_metrics(self, metrics: Mapping[str, Any]) -> None:
-        from mm_ldlm.evaluation.suites import most_important
+        from mm_ldlm.evaluation.suites import headlines
 
         self._metrics = metrics
-        self._headline = {key: metrics[key] for key in most_important(metrics, count=MOST_HEADLINES)}
+        leading = [headline.key for headline in headlines(metrics) if headline.leading]
+        self._headline = {key: metrics[key] for key in leading[:MOST_HEADLINES]}
         self._send("add_metrics", metrics, first=self._headline)
         self._send("add_text", json.dumps(self._clean(dict(metrics)), indent=1), METRICS)
 
