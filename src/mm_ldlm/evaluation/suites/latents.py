@@ -175,7 +175,8 @@ def neighbourhoods(
     others = ~np.eye(count, dtype=bool)
     sides = [unit(x_Nd[places]) for x_Nd in (generated_Nd, real_Nd)]
     alike = [(x_Nd @ x_Nd.T)[others].reshape(count, count - 1) for x_Nd in sides]
-    correlation = weighted_pearson(*(rankdata(side, axis=1) for side in alike), np.ones_like(alike[0]))
+    generated, real = (rankdata(side, axis=1) for side in alike)
+    correlation = weighted_pearson(generated, real, np.ones_like(real))
     order = [np.argsort(-side, axis=1) for side in alike]
     overlap = {
         k: float(np.mean([len(set(x[:k]) & set(y[:k])) / k for x, y in zip(*order, strict=True)]))
