@@ -147,9 +147,8 @@ class InputFile:
         from numpy.lib import format as npy
 
         path = self.check()
-        with self.parsing(
-            "a .npy file of one array of numbers", Exception
-        ):  # of tokenize, ast and struct, for a header
+        # A header raises errors of tokenize, ast and struct.
+        with self.parsing("a .npy file of one array of numbers", Exception):
             found = npy.open_memmap(path, mode="r")
         if found.offset + found.nbytes != path.stat().st_size:
             self.refuse(

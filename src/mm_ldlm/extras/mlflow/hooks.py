@@ -121,6 +121,7 @@ class TrackingHooks:
 
     @hook_impl
     def on_pipeline_error(self, error: Exception) -> None:
+        self._unfollow()  # its thread sends too
         self._send("tag", {"reason": self._clean(reason_of(purposeful(error) or error, 2000))})
         self._close("FAILED")
 
