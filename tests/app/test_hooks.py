@@ -157,8 +157,9 @@ def test_of_two_runs_in_one_folder_the_second_is_refused_until_the_first_ends(tm
     reading.close()
     with take(tmp_path / ".data.lock", "write"), pytest.raises(ConfigurationError, match="writes the data"):
         Session(tmp_path).run(one("records"))
-    with take(tmp_path / ".results.lock", "write"), pytest.raises(ConfigurationError, match="uses the results"):
-        Session(tmp_path).run(one("params:seed", outputs="preparation_report", tag="ingestion") + one("records"))
+    for part, use in (("data", "read"), ("results", "write")):
+        with take(tmp_path / f".{part}.lock", use), pytest.raises(ConfigurationError, match=f"uses the {part}"):
+            Session(tmp_path).run(one("params:seed", outputs="preparation_report", tag="ingestion") + one("records"))
 
 
 def test_locks_end_with_a_run_however_it_ends(tmp_path: Path) -> None:

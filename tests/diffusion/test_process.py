@@ -251,14 +251,16 @@ def test_the_nelbo_of_a_text_is_its_own(kind: str, options: dict[str, Any]) -> N
     assert bool((found.correct_KB <= found.masked_KB).all())
     assert bool((found.masked_KB <= valid_BL.sum(1)).all())
     assert bool((found.nll_KB[:, valid_BL.sum(1) == 0] == 0).all())
-    levels_KB, seen = [torch.full((8,), 0.5, dtype=torch.float64)] * 2, list[Tensor]()
+    levels_KB, seen, scored = [torch.full((8,), 0.5, dtype=torch.float64)] * 2, list[Tensor](), list[Tensor]()
 
     def watch(noisy_BL: Tensor, t_B: Tensor, scored_BL: Tensor) -> Tensor:
         seen.append(noisy_BL)
+        scored.append(scored_BL.sum(1).double())
         return torch.zeros(int(scored_BL.sum()), V)
 
-    integrate(process, watch, tokens_BL, valid_BL, levels_KB, rows(8))
+    drawn = integrate(process, watch, tokens_BL, valid_BL, levels_KB, rows(8))
     assert not torch.equal(*seen), "every draw has noise of its own"
+    assert torch.equal(drawn.masked_KB, torch.stack(scored)), "only positions that are scored count"
 
 
 @each_process

@@ -43,6 +43,8 @@ def test_pitfall_07_the_loss_sees_the_magnitude_of_the_prediction(options: dict[
         return float(total)
 
     assert loss(target_Bd) == 0
+    cosine, _ = modality.losses(target_Bd, noisy, batch.real_B)["latent_cosine"]
+    assert float(cosine) == pytest.approx(6, abs=0.05), "of the estimated latent to the true one"
     unit = loss(target_Bd + 1)
     assert loss(target_Bd + 3) == pytest.approx(9 * unit, rel=1e-4)
     if options.get("latent_loss") == "uniform":
@@ -67,6 +69,10 @@ def test_the_modes_of_the_steps_have_their_frequencies(weights: dict[str, int]) 
     drawn = Counter(objective.kind(RowGenerator(seed, torch.arange(2)), step=0) for seed in range(2000))
     for mode, weight in weights.items():
         assert drawn[mode] / 2000 == pytest.approx(weight / sum(weights.values()), abs=0.04)
+    options = {"mode": "sequential", "loss_type_weights": weights, "sequential_steps": 2}
+    objective = root_of("multimodal", options).objective
+    turns = [objective.kind(RowGenerator(0, torch.arange(2)), step=step) for step in range(12)]
+    assert turns == ([mode for mode, weight in weights.items() if weight for _ in range(2)] * 3)[:12]
 
 
 # -- what the model is given --------------------------------------------------------------------------------------------
@@ -88,6 +94,21 @@ def test_a_dropped_condition_trains_the_marginal_of_lengths_and_is_back_in_the_t
     torch.testing.assert_close(losses["length_loss"], same["length_loss"])
     losses["cycle_text_loss"][0].backward()
     assert any(bool(parameter.grad.any()) for parameter in root.model.latent_head.parameters())  # type: ignore[union-attr]
+
+
+def test_given_every_latent_the_lengths_are_learned_from_the_clean_ones() -> None:
+    root, batch = root_of("multimodal", {"condition_dropout": 0.0}), random_batch()
+    for mode in root.objective.kinds:
+        losses = (losses_of(root, batch, mode, seed=seed)["length_loss"] for seed in range(2))
+        torch.testing.assert_close(*losses)
+
+
+def test_a_cycle_loss_grows_from_nothing_to_all_of_it() -> None:
+    root = root_of("multimodal", {"cycle": {"text_weight": 1.0, "ramp_steps": 4}})
+    for step, part in ((0, 0.0), (1, 0.25), (4, 1.0), (9, 1.0)):
+        losses = losses_of(root, random_batch(), "l2t", step=step)
+        found = losses["cycle_text_loss"][0] / losses["cycle_text"][0] if step else len(losses.keys() & {"cycle_text"})
+        assert float(found) == pytest.approx(part)
 
 
 def test_the_latent_cycle_trains_the_text_that_it_passes_through() -> None:

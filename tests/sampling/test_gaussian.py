@@ -1,5 +1,6 @@
 """Latent samplers against distributions known in closed form."""
 
+import dataclasses
 import itertools
 import math
 
@@ -216,6 +217,10 @@ def test_self_conditioning_passes_the_last_estimate_to_the_model():
         latent_sampler("ddim", steps=3, draws=2).sample(denoise, dim=2, generator=rows(1))
         estimates = [None, 1.0, 2.0, None, 4.0, 5.0]  # every draw begins without one
         assert [None if x is None else float(x[0, 0]) for x in received] == (estimates if on else [None] * 6)
+        received.clear()
+        guided = dataclasses.replace(denoise, unconditional=predict)
+        latent_sampler("ddim", steps=3, guidance=2.0).sample(guided, dim=2, generator=rows(1))
+        assert all(one is two for one, two in zip(received[::2], received[1::2], strict=True)), "both calls of a step"
 
 
 def test_eps_models_are_refused_where_no_signal_is_left():

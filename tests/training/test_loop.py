@@ -120,6 +120,7 @@ def test_a_run_rolls_back_lowers_its_rate_and_continues_with_other_data(times: i
     back, state = run.tracker.of("rollback"), run.learner.state
     assert [(each["to_step"], each["lr_scale"]) for each in back] == [(3, 0.5), (3, 0.25)][:times]
     assert (state.rollbacks, state.lr_scale) == (times, 0.5**times)
+    assert state.skipped == len(run.tracker.of("skip")), "also of undone steps"
     assert state.draw == state.step + 3 * times  # the three batches since the checkpoint are not seen again
     assert draws == list(range(state.draw)), "nor is their noise"
     assert seconds == sorted(seconds), "the time of undone steps has passed"

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mm_ldlm.training.config import EmaConfig
+from mm_ldlm.training.counters import TrainingState
 
 
 class Ema:
@@ -20,8 +21,10 @@ class Ema:
             self.values = {name: p.detach().float().clone() for name, p in self.parameters.items()}
             self._moving = [name for name, p in self.parameters.items() if p.requires_grad]
 
-    def update(self, updates: int) -> None:
-        """Update the averages; `updates` is the number of earlier updates, with which the decay warms up."""
+    def update(self, state: TrainingState) -> None:
+        """Update the averages and count it; the decay warms up with the number of earlier updates."""
+        updates = state.ema_updates
+        state.ema_updates += 1
         if not self.values:
             return
         decay = min(self.config.decay, (1 + updates) / (10 + updates))

@@ -90,8 +90,7 @@ def train(run: Run) -> Ending:
             if verdict.action == "apply":
                 clipped = optimization.clip(found.grad_norm)
                 optimization.step()
-                learner.ema.update(state.ema_updates)
-                state.ema_updates += 1
+                learner.ema.update(state)
                 averages.add(kind, found.loss, found.losses)
                 throughput.applied(found.grad_norm, clipped)
                 if warning := run.stepper.objective.observe(found.losses, step=state.step):

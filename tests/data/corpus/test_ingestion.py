@@ -216,8 +216,12 @@ def test_the_bytes_do_not_depend_on_the_workers(
 
 
 def test_pitfall_22_the_bytes_do_not_depend_on_where_a_run_was_killed(
-    tmp_path: Path, small_chunks: None, sweep: Callable[..., Iterator[int]]
+    tmp_path: Path, small_chunks: None, sweep: Callable[..., Iterator[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def ahead(engine: Any, function: Callable[[Any], Any], tasks: Any, **_: Any) -> Iterator[tuple[int, Any]]:
+        return ((number, function(task)) for number, task in enumerate([*tasks]))
+
+    monkeypatch.setattr(engines.LocalEngine, "run", ahead)  # as processes, which take tasks before others are merged
     sources = [lines(tmp_path, *mixed(60), name="a"), lines(tmp_path, *mixed(40, seed=1), name="b", max_samples=35)]
     keys, folder = in_pieces(tmp_path), tmp_path / "killed"
     expected = ingested(tmp_path / "whole", *sources, **keys)

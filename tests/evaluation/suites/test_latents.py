@@ -51,6 +51,9 @@ def test_a_collapsed_model_ranks_in_the_middle() -> None:
     assert (ranks(real, real, real[:0]) == 1).all()
     given: Any = SimpleNamespace(bootstrap=Bootstrap(20), config=EvaluationConfig())
     assert _compared(same, real, real, given)["neighbourhoods"] is None  # no rank correlation is defined
+    real = real + np.arange(4)
+    mean = _compared(np.tile(real.mean(axis=0), (9, 1)), real, real, given)
+    assert mean["squared_error_fraction"]["value"] == pytest.approx(1), "of the mean of the data, wherever it is"
 
 
 @settings(max_examples=10)

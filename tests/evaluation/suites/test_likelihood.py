@@ -112,6 +112,9 @@ def test_other_texts_are_scored_up_to_the_length_that_the_model_reads(tmp_path: 
     found = _zero_shot(model, source, cost, ["unconditional", "given_latent"], LikelihoodConfig(), None)
     assert "given_latent" not in found
     assert (asked, found["sentences"], found["outside_length"]) == (["a", "a b"], 2, 1)
+    first = TextFile(name="other", path=str(tmp_path / "texts.txt"), limit=1)
+    found = _zero_shot(model, first, cost, ["unconditional"], LikelihoodConfig(), None)
+    assert (found["sentences"], found["outside_length"]) == (1, 1)
 
 
 @pytest.mark.parametrize("name", ["texts.txt", "texts.txt.gz"])

@@ -123,6 +123,8 @@ def test_an_answer_does_not_depend_on_the_requests_that_it_is_computed_with(name
         assert not isinstance(found, Exception)
         assert not isinstance(expected, Exception)
         frames_equal(found, expected)
+    again = batches.compute([jobs[1]])[0]
+    frames_equal(again, alone[1])  # type: ignore[arg-type]  # nothing of the others is left
 
 
 def test_only_requests_with_equal_options_whose_rows_are_independent_are_computed_together() -> None:

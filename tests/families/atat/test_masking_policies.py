@@ -187,3 +187,11 @@ def test_the_dynamic_course_ends_with_hard_tokens_whatever_the_loss() -> None:
     for step in range(STEPS):
         state_4 = plateau_after(state_4, curriculum, 2.0**-step, step=step)
     assert curriculum.fractions(STEPS - 1, reached=int(state_4[0])) == (0.0, 0.0, 1.0)
+
+
+def test_the_loss_of_a_new_stage_is_not_compared_with_that_of_the_stage_before() -> None:
+    curriculum, state_4 = course("dynamic", window=5), plateau_start()
+    for step in range(150):  # the second stage begins after a third of the course
+        loss = (5.0 if step < WARMUP + 100 else 500.0) * 0.96**step
+        state_4 = plateau_after(state_4, curriculum, loss, step=step)
+    assert int(state_4[0]) == 2

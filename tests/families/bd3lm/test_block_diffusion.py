@@ -210,3 +210,6 @@ def test_texts_follow_the_enumerated_distribution(block_length: int) -> None:
     found = torch.tensor([(made.tokens == text).all(dim=1).double().mean() for text in TEXTS_SL])
     agrees(found, torch.tensor(expected).double(), count=count)
     assert made.model_calls == 3 + -(-3 // block_length) - 1, "one call for each token and one for each block to follow"
+    canvas_BL[0, 1:] = TINY.pad_id
+    made = written(root.objective.generative_model(root.model), canvas_BL[:2], "random", steps=block_length)
+    assert int(made.calls_per_row[0]) == 1, "a text that has ended waits for the others"

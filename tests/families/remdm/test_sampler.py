@@ -82,8 +82,8 @@ def test_loop_holds_the_mask_ratio_and_masks_again_between_its_two_times_only() 
 @pytest.mark.parametrize("length", [40, 80])
 def test_confidence_decides_which_token_of_a_text_returns(length: int) -> None:
     """Uncertain tokens return up to e times as often as certain ones; on average one of a text where σ_max is 1."""
-    denoise, seen = watched(length, words=(0.98, 0.02))
-    sample("remdm_conf", denoise, canvas(*[length] * 400), steps=8)
+    denoise, seen = watched(length + 30, words=(0.98, 0.02))
+    sample("remdm_conf", denoise, canvas(*[length] * 400, width=length + 30), steps=8)  # pads have no part in it
     rates = [
         sum(returned(before, after, word) for before, after in itertools.pairwise(seen))
         / sum(int((before == word).sum()) for before in seen[:-1])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mm_ldlm.core import CheckpointError
 from mm_ldlm.core.files import remove_temporaries
+from mm_ldlm.data.store.manifest import VERIFIED
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import MARKER, all_in, chosen_run, latest, name_of, pointed, weights_folder
 
@@ -32,6 +33,7 @@ def run_of(root: Path, *steps: int) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (root / "tokenizer").mkdir(exist_ok=True)
     (root / "tokenizer" / "vocab.txt").write_text("a\nb\n")
+    (root / "tokenizer" / VERIFIED).write_text("a record that readers write again")
     for step in steps:
         write(directory, step, root / "tokenizer")
     (root / "run" / "config.json").write_text(json.dumps({"model": {}, "objective": {}}))
@@ -49,6 +51,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         found = folder.find(tmp_path / "run", which=which)
         assert (loaded(found), folder.step_of(found)) == (step, step)
         assert folder.document(found, "training_state.json") == {"state": {"step": step}}
+        assert [path.name for path in (found / "tokenizer").iterdir()] == ["vocab.txt"]
         assert (found / "tokenizer" / "vocab.txt").read_text() == "a\nb\n"
     folder.point(directory, "best", directory / name_of(2))
     assert folder.find(tmp_path / "run", which="best").name == name_of(2)
