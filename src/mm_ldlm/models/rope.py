@@ -17,7 +17,7 @@ def rope_table(length: int, head_dim: int, theta: float) -> Tensor:
 def rotate(x: Tensor, rope_L2e: Tensor) -> Tensor:
     """Rotate x (B, L, G, H, E) by its position, each pair of neighbouring coordinates by its own frequency."""
     cos, sin = rope_L2e[:, None, None, 0], rope_L2e[:, None, None, 1]
-    if not torch.compiler.is_compiling():  # one product of complex numbers, for which there is no compiler
+    if not torch.compiler.is_compiling():  # torch.compile has no kernels of complex numbers
         pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(cos, sin)).flatten(-2)
     first, second = x[..., ::2], x[..., 1::2]
