@@ -265,7 +265,7 @@ _TYPICAL_ROWS = 1024  # tokens in a typical batch; the layout is chosen for this
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` for float32 inference on the CPU, by oneDNN with a prepacked weight: the same sums, up to twice as fast."""
+    """`nn.Linear` for float32 inference on the CPU, by oneDNN with a prepacked weight: the same sums, faster."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
