@@ -133,10 +133,8 @@ def refuse_short_trainings(sessions: Sequence[Session]) -> None:
             training = parse(TrainingConfig, session.parameters["training"], at="training")
             records, tokens = map(ShardStore.open, session.stores["ingestion"])
             train = np.flatnonzero(pc.equal(records.gather("split", slice(None)), "train"))
-            lengths, max_length = (
-                tokens.gather("length", train).to_numpy(),
-                session.parameters["tokenizer"]["max_length"],
-            )
+            lengths = tokens.gather("length", train).to_numpy()
+            max_length = session.parameters["tokenizer"]["max_length"]
             steps = min(limits(training, lengths, seed=session.seed, max_length=max_length)[1].values())
             if steps < training.optimizer.warmup_steps:
                 short[session.member] = steps, training.optimizer.warmup_steps
