@@ -3,7 +3,7 @@
 Same depth, dim, heads, lengths, batch and mask, on the CPU; the peer without hyper-connections, its last text
 feed-forward on. Ours does more in that time: QK-RMSNorm on both streams (the peer takes `qk_rmsnorm` and never hands it
 on) and RoPE. CPU time of one thread; rounds alternate and the fastest of each counts, so that other work on the machine
-weighs on both alike. Each in float32 and in bf16 by autocast, which training takes where the CPU has AMX.
+weighs on both alike. Each in float32 and in bf16 by autocast, which `auto` of training takes where it is faster.
 """
 
 import time

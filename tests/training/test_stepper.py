@@ -14,11 +14,14 @@ from mm_ldlm.training.precision import multiplies_bf16, resolve
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(("able", "expected"), [("amx_bf16", "bf16"), ("avx512_bf16", "fp32")])
+@pytest.mark.parametrize(
+    ("able", "cpu", "expected"),
+    [("amx_bf16", "Intel", "bf16"), ("avx512_bf16", "Intel", "fp32"), ("avx512_bf16", "AMD EPYC", "bf16")],
+)
 def test_auto_is_bf16_where_the_device_gains_by_it_in_the_folder_of_the_plan(
-    able: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    able: str, cpu: str, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {able: True}, raising=False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {able: True, "cpu_name": cpu}, raising=False)
     assert multiplies_bf16(CPU) is (expected == "bf16")
     assert resolve(PrecisionConfig(autocast="auto"), task.ALONE).autocast == expected
     assert resolve(PrecisionConfig(autocast="bf16"), task.ALONE).autocast == "bf16"
