@@ -20,8 +20,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from kedro.framework.context import KedroContext
 
+from mm_ldlm.app.catalog import Catalog
 from mm_ldlm.app.config_loader import LayeredConfigLoader
-from mm_ldlm.app.datasets import Catalog
 from mm_ldlm.app.hooks import ProjectHooks
 from mm_ldlm.core import Registry
 from mm_ldlm.training.checkpoints.reference import results_of, runs_of

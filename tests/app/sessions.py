@@ -11,8 +11,8 @@ from kedro.pipeline import Pipeline
 from kedro.runner import SequentialRunner
 from tests.environments import CONF, configured, parameters
 
+from mm_ldlm.app.catalog import Catalog
 from mm_ldlm.app.config_loader import LayeredConfigLoader, merge
-from mm_ldlm.app.datasets import Catalog
 from mm_ldlm.app.hooks import ProjectHooks
 from mm_ldlm.extras.mlflow.hooks import TrackingHooks
 from mm_ldlm.settings import CONFIG_LOADER_ARGS

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from kedro.io import AbstractDataset, DatasetError
 
+from mm_ldlm.app.catalog import WorkspaceDataset
 from mm_ldlm.app.datasets import (
     FiguresDataset,
     FolderDataset,
@@ -20,7 +21,6 @@ from mm_ldlm.app.datasets import (
     StoreDataset,
     TableDataset,
     ValidatedDataset,
-    WorkspaceDataset,
 )
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import NOT_NEEDED, Manifest, write_store

@@ -12,7 +12,7 @@ from kedro.io import DatasetError
 from kedro.pipeline import Pipeline, node
 from tests.app.sessions import Session
 
-from mm_ldlm.app.datasets import Catalog
+from mm_ldlm.app.catalog import Catalog
 from mm_ldlm.app.parameters import SECTIONS
 from mm_ldlm.core import ConfigurationError, StoreError, purposeful
 from mm_ldlm.core.locks import take

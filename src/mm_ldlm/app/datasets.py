@@ -15,40 +15,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from kedro.io import AbstractDataset, DataCatalog
 from kedro_datasets._typing import JSONPreview, PlotlyPreview, TablePreview
 from kedro_datasets.json import JSONDataset
 from kedro_datasets.pandas import ParquetDataset
 from kedro_datasets.partitions import PartitionedDataset
 
+from mm_ldlm.app.catalog import PREVIEW_ROWS, AtPath
 from mm_ldlm.core import import_object
 from mm_ldlm.core.files import InputFile, new_directory, refuse_other, write_bytes, write_text
 from mm_ldlm.data.dataset import Dataset, commit, open_store
-from mm_ldlm.data.store import NOT_NEEDED, Manifest, NotNeeded, ShardStore
+from mm_ldlm.data.store import NOT_NEEDED, Manifest, ShardStore
 from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, weights_in
 from mm_ldlm.training.checkpoints.reference import chosen_run
 
 HOLDS = {"mapping": dict, "list": list, "numbers": dict[str, float]}
 """What a JSON file of the catalog may hold"""
-PREVIEW_ROWS = 20
 _NUMBERS = 8
-
-
-class Catalog(DataCatalog):
-    """Kedro's catalog, of which an entry with a pipe, a device or a folder in the place of its file is never opened: it
-    would wait for ever, in a run as in a notebook.
-    """
-
-    def get(self, *arguments: Any, **options: Any) -> AbstractDataset[Any, Any] | None:
-        """Return an entry, with which Kedro loads, saves and previews.
-
-        Raises:
-            StoreError: something other than a file is in the place of its file.
-        """
-        found = super().get(*arguments, **options)
-        if (path := getattr(found, "_filepath", None)) is not None:
-            refuse_other(str(path))
-        return found
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -145,44 +127,7 @@ class FiguresDataset(PartitionedDataset):
 # --- directories ------------------------------------------------------------------------------------------------------
 
 
-class _AtPath(AbstractDataset[Any, Any]):
-    """Base of the datasets of a folder. With `optional`, it may be missing: it then loads as None, and saving
-    `store.NOT_NEEDED` does nothing.
-    """
-
-    def __init__(self, *, filepath: str, optional: bool = False, metadata: dict[str, Any] | None = None) -> None:
-        self._path, self._optional, self.metadata = Path(filepath), optional, metadata
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._path.as_posix()}
-
-
-class WorkspaceDataset(_AtPath):
-    """Dataset that loads as the `Path` of a directory, which is created if it is missing.
-
-    A long-running node receives it as an input and fills it resumably. As an output, such as the folder of all stores
-    of features, it never counts as existing, and there is nothing to save: the node keeps what is finished.
-    """
-
-    def load(self) -> Path:
-        self._path.mkdir(parents=True, exist_ok=True)
-        return self._path
-
-    def save(self, data: NotNeeded) -> None:
-        """Do nothing: the node has written everything."""
-
-    def _exists(self) -> bool:
-        return False
-
-    def preview(self, nrows: int = PREVIEW_ROWS) -> TablePreview:
-        """List the first entries of the folder in kedro-viz, with their sizes."""
-        found = [path for path in sorted(self._path.glob("*")) if not path.name.startswith(".")][:nrows]
-        sizes = [sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()) for path in found]
-        rows = [[path.name, f"{size / 1e6:.3f}"] for path, size in zip(found, sizes, strict=True)]
-        return TablePreview({"index": list(range(len(rows))), "columns": ["name", "MB"], "data": rows})
-
-
-class StoreDataset(_AtPath):
+class StoreDataset(AtPath):
     """Dataset of a directory of Arrow shards; it exists if its `manifest.json` does.
 
     A node fills the directory, which it receives as the parameter `{name}_workspace`, and returns the `Manifest`.
@@ -214,7 +159,7 @@ class StoreDataset(_AtPath):
         return preview_of(store.table(range(min(nrows, len(store)))))
 
 
-class _MarkedFolder(_AtPath):
+class _MarkedFolder(AtPath):
     """Base of the datasets of a folder that exists if its `marker`, a JSON file, does."""
 
     def __init__(self, *, marker: str = "dataset.json", **options: Any) -> None:

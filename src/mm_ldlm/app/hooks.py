@@ -12,7 +12,7 @@ from kedro.framework.hooks import hook_impl
 from kedro.io import CatalogProtocol, MemoryDataset
 from kedro.pipeline import Node, Pipeline
 
-from mm_ldlm.app.datasets import WorkspaceDataset
+from mm_ldlm.app.catalog import WorkspaceDataset
 from mm_ldlm.app.locks import FOLDERS, lock_folders
 from mm_ldlm.app.parameters import SECTIONS, check_machine, check_parameters
 from mm_ldlm.app.progress import Follower, ProgressSink, follower_of

@@ -13,8 +13,8 @@ from mm_ldlm.training.config import PrecisionConfig
 def multiplies_bf16(device: torch.device) -> bool:
     """Return whether the device computes products faster in bf16 than in float32.
 
-    A CPU must have AMX, or be one of AMD's with AVX512-BF16: one of Intel's with AVX512-BF16 only (a virtual machine may
-    hide AMX) took twice as long in bf16. A GPU must not emulate bf16.
+    A CPU must have AMX, or be one of AMD's with AVX512-BF16: one of Intel's with AVX512-BF16 only (a virtual machine
+    may hide AMX) took twice as long in bf16. A GPU must not emulate bf16.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)

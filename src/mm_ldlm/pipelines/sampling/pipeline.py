@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from kedro.pipeline import Pipeline, node
 
 from mm_ldlm.core import SamplingError, to_dict
@@ -20,6 +19,8 @@ from mm_ldlm.pipelines.trained import load_trained
 from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, made_by
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from mm_ldlm.data.dataset import Dataset
     from mm_ldlm.inference.api import MMLDLM
 
@@ -72,6 +73,8 @@ def _takes_place(task: Task, model: MMLDLM) -> bool:
 
 def _table(parts: list[pd.DataFrame], task: Task, model: MMLDLM, settings: dict[str, Any]) -> pd.DataFrame:
     """Concatenate the parts, with exactly the columns of the task, and the attributes that `SamplesDataset` reads."""
+    import pandas as pd
+
     empty = pd.DataFrame(columns=list(task.columns))
     table = pd.concat([part.reindex(columns=empty.columns) for part in parts] or [empty], ignore_index=True)
     table = table.astype(dict(task.columns))
