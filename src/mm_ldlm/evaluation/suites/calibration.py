@@ -74,7 +74,7 @@ class InversionCalibration(Suite):
         }
 
     def headlines(self, numbers: Mapping[str, float]) -> Sequence[Headline]:
-        labels = {"error": "Calibration error, {}", "vouched_right": "Of texts with a high probability, {}"}
+        labels = {"error": "Calibration error, {}", "vouched_right": "High-probability texts, {}"}
         return [
             Headline(f"calibration.{event}.{key}", label.format(name), "fraction", compared=False)
             for key, label in labels.items()
