@@ -108,11 +108,12 @@ def test_a_section_that_another_kind_replaces_is_logged_once_unless_it_is_of_bas
     assert caplog.messages == ([] if dropped is None else [dropped])
 
 
-def test_paths_and_catalog_entries_layer_too(load: Load) -> None:
-    assert load("text+dit")["catalog"]["runs"]["filepath"] == "data/text/dit/runs.json"
-    assert load("text+dit", data="/large")["catalog"]["run"] == {
-        "type": "json.JSONDataset", "filepath": "/large/dit/other.json"
-    }  # fmt: skip
+def test_paths_and_catalog_entries_layer_too_and_every_loader_keeps_its_globals(load: Load) -> None:
+    loaders = [load("text+dit"), load("dit", data="/large")]
+    assert [each["catalog"]["runs"]["filepath"] for each in loaders * 2] == [
+        "data/text/dit/runs.json", "/large/dit/runs.json"
+    ] * 2  # fmt: skip
+    assert loaders[1]["catalog"]["run"] == {"type": "json.JSONDataset", "filepath": "/large/dit/other.json"}
 
 
 TREES = st.recursive(

@@ -60,15 +60,23 @@ def test_fewer_calls_do_for_what_is_certain(learned: MMLDLM) -> None:
     assert quick.model_calls.sum() * 5 < learned.invert(latents, sampler="ancestral", steps=64).model_calls.sum()
 
 
+class Loud(BagEncoder):
+    """An encoder whose vectors have another norm than those of the run."""
+
+    def encode(self, sentences: Any) -> Any:
+        return 7 * super().encode(sentences)
+
+
 def test_search_infilling_editing_and_interpolation_agree(learned: MMLDLM) -> None:
     latents = learned.encode(TEXTS)
     found = learned.invert(latents, search=SearchConfig(candidates=3, rounds=1, lengths=2))
     assert list(found.texts) == TEXTS
     assert found.cosines.min() > 0.999
-    assert (
-        max(map(len, learned.invert(latents, length=2, search={"candidates": 4, "rounds": 4, "infill": 1.0}).tokens))
-        > 2
-    )
+    growing = {"candidates": 4, "rounds": 4, "infill": 1.0}
+    grown = learned.invert(latents, length=2, search=growing)
+    assert max(map(len, grown.tokens)) > 2
+    loud = MMLDLM(learned.parts, Loud()).invert(latents, length=2, search=growing)
+    assert loud.texts == grown.texts, "whatever the norm of the encoder's vectors"
     assert learned.infill("w9 w10 [MASK] w12 [MASK] w14 w15", latents=latents[2]).texts[0] == TEXTS[2]
     assert learned.infill("w9 w10 [MASK] w12 [MASK] w14 w15").texts[0] == TEXTS[2]
     edited = learned.edit("w16 w2 w18 w5", targets=latents[3], strength=0.25)

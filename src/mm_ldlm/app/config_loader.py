@@ -81,6 +81,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
         try:
             if key == "catalog":
                 refuse_other_folders({**self._globals, **(self.runtime_params or {})})
+            self._register_globals_resolver()  # OmegaConf has one for all loaders: Kedro leaves that of the newest
             return super().__getitem__(key)
         except ConfigurationError as error:
             reason = str(error)

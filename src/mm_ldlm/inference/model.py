@@ -18,7 +18,7 @@ import torch
 
 from mm_ldlm.core import SamplingError, check, parse_kind, show
 from mm_ldlm.data.latents.normaliser import norms
-from mm_ldlm.data.latents.recognition import Signature, Verdict, cosines_of, known_encoders, recognise
+from mm_ldlm.data.latents.recognition import Signature, Verdict, cosines_of, known_encoders, recognise, unit
 from mm_ldlm.inference.arguments import (
     MODEL,
     Floats,
@@ -321,6 +321,8 @@ class LoadedModel:
     def reembedded(self, texts: Sequence[str], raw_md: Floats) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
         """Embed texts that the model wrote: cosines (m,) to raw latents (m, d), and standardised latents (m, d).
 
+        The standardised latents have the directions of the texts and the lengths of the raw latents.
+        The vectors of the texts receive the norms of the latents, so that only directions are compared.
         With an adapter and without the encoder of the latents, both are compared as vectors of the run's own encoder.
         """
         normaliser = self.normaliser
@@ -330,7 +332,8 @@ class LoadedModel:
             raw_md, normaliser = normaliser.adapter.to_own(raw_md), normaliser.normaliser
         else:
             found_md = self.encoded(texts, too_long="truncate")
-        return cosines_of(found_md, raw_md), normaliser.standardise(found_md)
+        lengths_m1 = np.linalg.norm(raw_md, axis=1, keepdims=True)
+        return cosines_of(found_md, raw_md), normaliser.standardise(unit(found_md) * lengths_m1)
 
     def reembed(self, raw_nd: Floats) -> Reembed:
         """Make the function that embeds texts, given as ids, and compares each with a row of the raw latents (n, d)."""

@@ -268,6 +268,9 @@ class Writer:
             }
 
         with self.computing(work, longest, "searching") as (batches, results):
+            most = lanes_of(self.model.device) * max(map(len, batches), default=0)
+            kept = min(len(lengths), most) * config.most_kept
+            refuse_beyond_memory(kept * (1_000 + 4 * latents_nd.shape[1]), f"a search among {kept:,} texts at a time")
             return Written(**{"cosines": np.zeros(0), **self.joined(batches, results)})
 
     def _starting_canvases(

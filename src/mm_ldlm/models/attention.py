@@ -109,8 +109,9 @@ class LongAttention(torch.autograd.Function):
             if key_mask is not None:
                 mask = key_mask[start : start + rows].expand(-1, heads, -1, -1).flatten(0, 1)
                 logits.masked_fill_(~mask, -torch.inf)
-            p = logits.softmax(-1)
-            d_logits = torch._softmax_backward_data(grad @ vi.mT, p, -1, p.dtype)
+            with torch.enable_grad():
+                p = logits.requires_grad_().softmax(-1)
+            (d_logits,) = torch.autograd.grad(p, logits, grad @ vi.mT)
             parts.append((d_logits @ ki * scale, d_logits.mT @ qi, p.mT @ grad))
         d_q, d_k, d_v = (
             torch.cat(part).view_as(x) for part, x in zip(zip(*parts, strict=True), (q, k, v), strict=True)

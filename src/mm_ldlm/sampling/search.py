@@ -10,7 +10,8 @@ B targets, T targets still searched, K candidates at the start, C children, W ca
 d dimensions of a latent; N = targets × candidates, flat.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -81,6 +82,11 @@ class SearchConfig:
             candidates=two, rounds=min(calls, MOST_CANDIDATES), beam=two if calls >= 32 * price else 1,
             lengths=min(two, lengths), infill=0.6 if lengths > 1 else 0.0, swap=0.25, temperature=1.0, calls=calls,
         )  # fmt: skip
+
+    @property
+    def most_kept(self) -> int:
+        """Largest number of texts of a target whose errors are in memory together."""
+        return self.candidates * (1 + self.rounds)
 
     @property
     def enabled(self) -> bool:
@@ -168,19 +174,20 @@ class Search:
         self.model_calls_B.index_add_(0, live, sample.calls_per_row)
         return sample
 
-    def reembed(self, tokens_NL: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+    def reembed(self, tokens_NL: Tensor, target_N: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         """Compute the cosine (N,) of each text to its target, and its error (N, d).
 
-        A distinct text of a target is embedded once.
+        A distinct text of a target is embedded once, because both are kept. At most `SearchConfig.most_kept` are.
         """
+        known: MutableMapping[Any, Any] = self._known if keep else ChainMap({}, self._known)
         keys = [tuple(row) for row in torch.cat([target_N.unsqueeze(1), tokens_NL], dim=1).tolist()]
-        fresh = list({key: index for index, key in enumerate(keys) if key not in self._known}.values())
+        fresh = list({key: index for index, key in enumerate(keys) if key not in known}.values())
         if fresh:
             index = torch.tensor(fresh, device=tokens_NL.device)
             found = self._reembed(tokens_NL[index], target_N[index])
-            self._known.update((keys[i], (near, error)) for i, near, error in zip(fresh, *found, strict=True))
+            known.update((keys[i], (near, error)) for i, near, error in zip(fresh, *found, strict=True))
             self.encoder_calls_B.index_add_(0, target_N[index], torch.ones_like(index))
-        cosines, errors = zip(*(self._known[key] for key in keys), strict=True)
+        cosines, errors = zip(*(known[key] for key in keys), strict=True)
         return torch.stack(cosines), torch.stack(errors)
 
     def start(self, canvases_BKL: Tensor) -> Drafts:
@@ -270,7 +277,7 @@ class Search:
         row_N, place_N = drawn_TK.isfinite().nonzero().unbind(dim=1)
         found = swap_spans(draft.pick(row_N), ways_S3[way_TK[row_N, place_N]])
         cosines_TK = torch.full(way_TK.shape, -torch.inf, device=live.device)
-        cosines_TK[row_N, place_N], _ = self.reembed(found.tokens, live[row_N])
+        cosines_TK[row_N, place_N], _ = self.reembed(found.tokens, live[row_N], keep=False)
         nearest = swap_spans(draft, ways_S3[way_TK.gather(1, cosines_TK.argmax(dim=1, keepdim=True))[:, 0]])
         cosines_T, errors_Td = self.reembed(nearest.tokens, live)
         return joined([nearest._replace(cosines=cosines_T, errors=errors_Td)], torch.stack)

@@ -105,10 +105,11 @@ def test_the_load_of_the_machine_is_recorded(tracked: tuple[Any, Any], monkeypat
     run_id = client.create_run(run.info.experiment_id).info.run_id
     watched = MlflowRun(client.tracking_uri, run_id)
     watched.watch()
-    while not (found := client.get_metric_history(run_id, "system/system_memory_usage_percentage")):
+    name, give_up = "system/system_memory_usage_percentage", time.monotonic() + 60
+    while not (found := client.get_metric_history(run_id, name)) and time.monotonic() < give_up:
         time.sleep(0.05)
     watched.close("FINISHED")
-    assert found[0].value > 0
+    assert any(point.value > 0 for point in found)
 
 
 def test_one_run_holds_parameters_curves_headlines_and_report(tracked: tuple[Any, Any]) -> None:

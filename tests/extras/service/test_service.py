@@ -36,7 +36,7 @@ from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.objectives.capabilities import USES
 
 SMALL = Limits(max_rows=8, max_characters=100, max_bytes=4000, max_work=500, window=1.0)
-ENDPOINTS = endpoints(SMALL)
+ENDPOINTS = endpoints(SMALL, make())
 VECTORS = LATENTS[:2].tolist()
 REQUESTS: dict[str, dict[str, Any]] = {
     "encode": {"texts": ["w1 w2", "w3"]},

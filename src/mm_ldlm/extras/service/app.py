@@ -40,7 +40,7 @@ SEE = "The page /docs explains the fields of each request."
 
 def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
     """Make the service of a model; with a key, requests need it."""
-    registry, requests = CollectorRegistry(), endpoints(limits)
+    registry, requests = CollectorRegistry(), endpoints(limits, model)
     ProcessCollector(registry=registry)
     sizes = Histogram(
         "requests_per_computation", "Requests that were computed together", registry=registry,

@@ -6,11 +6,13 @@ may be a path on the command line is a list of texts or of vectors here.
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type_hints
 
 from mm_ldlm.app.requests import COMMANDS, Request, registered, requests
 from mm_ldlm.core import (
     Bytes,
+    Kinds,
     NonNegativeFloat,
     PositiveInt,
     SamplingError,
@@ -19,13 +21,15 @@ from mm_ldlm.core import (
     checked,
     config,
     parse,
+    parse_kind,
     to_dict,
 )
 
+if TYPE_CHECKING:
+    from mm_ldlm.inference.model import LoadedModel
+
 TEXT = "The girl drew a horse in the garden."
 """Text of the examples"""
-STEPS = {"embed": 20, "generate": 32}
-"""Request → the steps of its default samplers; 4 for others"""
 WRITES, READS = "Write texts", "Read texts and embeddings"
 
 
@@ -68,6 +72,8 @@ class Endpoint(NamedTuple):
     about: Mapping[str, Any]
     """What the page of the service shows: the description, an example of a body, and the groups (`tags`)"""
     limits: Limits
+    samplers: Mapping[str, Callable[[Any], Any]]
+    """Parameter that chooses a sampler → the configuration that the model uses for a value of it"""
 
     def job(self, given: Any) -> Job:
         """Check the body of a request.
@@ -81,8 +87,9 @@ class Endpoint(NamedTuple):
         options = {key: value for key, value in values.items() if key not in columns}
         counts = {value if isinstance(value, int) else len(value) for value in columns.values()}
         given = {**options, "seed": 0}
-        if "steps" in given and "steps" not in (given.get("sampler") or ""):
-            given["steps"] = given["steps"] or STEPS.get(name, 4)
+        if "steps" in given and not given["steps"]:
+            used = [make(given[key]) for key, make in self.samplers.items() if "steps" not in (given[key] or "")]
+            given["steps"] = max((getattr(each, "steps", 1) for each in used), default=1)
         work = max(counts) * _work(given)
         if work > self.limits.max_work:
             raise SamplingError(
@@ -96,16 +103,20 @@ class Endpoint(NamedTuple):
         return Job(self.function, columns, options, max(counts), key)
 
 
-def endpoints(limits: Limits) -> dict[str, Endpoint]:
+def endpoints(limits: Limits, model: "LoadedModel") -> dict[str, Endpoint]:
     """Make an endpoint for each registered command that is a request."""
-    return {name: _endpoint(name, request, limits) for name, request in requests().items()}
+    return {name: _endpoint(name, request, limits, model) for name, request in requests().items()}
 
 
-def _endpoint(name: str, request: Request, limits: Limits) -> Endpoint:
+def _endpoint(name: str, request: Request, limits: Limits, model: "LoadedModel") -> Endpoint:
     function, columns, types = COMMANDS.load(name), list[str](), dict[str, Any]()
-    hints = get_type_hints(function, include_extras=True)
+    hints, samplers = get_type_hints(function, include_extras=True), dict[str, Callable[[Any], Any]]()
+    given = any(each.texts or each.vectors for each in request.parameters)
     for each in request.parameters:
         hint = hints[each.name]
+        for kinds in getattr(hint, "__metadata__", ()):
+            if isinstance(kinds, Kinds):
+                samplers[each.name] = partial(_sampler, model, kinds, at=each.name, conditional=given)
         if each.texts or each.vectors:
             columns.append(each.name)
             hint = rows_of(limits, texts=each.texts, vectors=each.vectors)
@@ -124,7 +135,14 @@ def _endpoint(name: str, request: Request, limits: Limits) -> Endpoint:
     example = {each.name: [text] if each.texts else 3 for each in request.parameters if each.required}
     tags = [WRITES if request.returns == "Texts" else READS]
     about = {"description": request.help, "example": example, "tags": tags}
-    return Endpoint(function, config(body), columns, about, limits)
+    return Endpoint(function, config(body), columns, about, limits, samplers)
+
+
+def _sampler(model: "LoadedModel", kinds: Kinds, given: Any, *, at: str, conditional: bool) -> Any:
+    """Return the configuration of the sampler that a request uses for a kind, a configuration or None."""
+    if kinds.group == "text_samplers":
+        return model.text_sampler(given, None, conditional=conditional)
+    return parse_kind(kinds, {"kind": given} if isinstance(given, str) else given, at=at)
 
 
 def rows_of(limits: Limits, *, texts: bool, vectors: bool) -> Any:

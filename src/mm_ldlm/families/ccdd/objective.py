@@ -236,7 +236,7 @@ class CcddGeneration(DenoiserGeneration):
 
         With dropped states the model is a diffusion model of the text, so that the NELBO of the process bounds
         −log p(text). The text loss of training, given noised states, is not a bound for the text only, because the
-        noised states contain information about the tokens (`token_identity`).
+        noised states contain information about the tokens (docs/families/ccdd.md).
         """
         if latents_Bd is not None:
             raise self._missing("texts given latents")
