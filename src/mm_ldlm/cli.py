@@ -148,7 +148,7 @@ def unwritable(error: BaseException) -> MMLDLMError | None:
 
 
 def unreadable(error: BaseException) -> MMLDLMError | None:
-    """Make the error for an artifact of the catalog that is missing or damaged, or that was only made in memory.
+    """Make the error for an artifact of the catalog that is damaged.
 
     Returns:
         The error with its remedy, or None if no dataset was being loaded.
@@ -158,22 +158,10 @@ def unreadable(error: BaseException) -> MMLDLMError | None:
     dataset = next((hooks.loading for hooks in settings.HOOKS if isinstance(hooks, ProjectHooks)), None)
     if dataset is None or not isinstance(error, DatasetError):
         return None
-    first: BaseException = error
-    while first.__cause__ is not None:
-        first = first.__cause__
-    if isinstance(first, DatasetError) and "MemoryDataset" in str(first):  # made by a node that does not run
-        makers = {node.name for graph in pipelines.values() for node in graph.nodes if dataset in node.outputs}
-        return StoreError(
-            f"'{dataset}' is only kept in memory, so the node that makes it has to run too. Add it: "
-            f"{' or '.join(f'`--nodes={node},…`' for node in sorted(makers))}."
-        )
-    missing = isinstance(first, FileNotFoundError)
-    place = f" ({first.filename})" if isinstance(first, FileNotFoundError) and first.filename else ""
-    what = "does not exist yet" if missing else f"cannot be read ({reason_of(first)})"
     writers = [name for name, made in pipelines.items() if name != "__default__" and dataset in made.all_outputs()]
     commands = " or ".join(f"`kedro run --pipeline={name}`" for name in writers)
-    remedy = f"Run the pipeline that writes it first: {commands}" if commands else "Remove it: every run writes it"
-    return StoreError(f"'{dataset}'{place} {what}. {remedy}.")
+    remedy = f"Run the pipeline that writes it again: {commands}" if commands else "Remove it: every run writes it"
+    return StoreError(f"'{dataset}' cannot be read ({reason_of(error.__cause__ or error)}). {remedy}.")
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

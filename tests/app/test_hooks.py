@@ -51,6 +51,21 @@ def test_a_wrong_parameter_ends_a_run_before_its_first_node(tmp_path: Path, refu
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("read", "first"),
+    [
+        ("tokens", "ingestion"),
+        ("preparation_report", "ingestion"),
+        ("dataset", "ingestion,embedding,validation"),
+    ],
+)
+def test_a_run_whose_inputs_nobody_wrote_names_the_pipelines_that_write_them(
+    read: str, first: str, tmp_path: Path, refuses: Refuses
+) -> None:
+    with refuses(StoreError, f"no {read}", f"--env=test --pipelines={first}"):
+        Session(tmp_path).run(one(read, "latents", "runs", "timings", outputs="comparison"))
+
+
 def test_a_variable_of_older_scripts_is_named_with_its_parameter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from mm_ldlm.app.parameters import SECTIONS, check_machine, check_parameters
 from mm_ldlm.app.progress import Follower, ProgressSink, follower_of
 from mm_ldlm.app.requests import COMMANDS
 from mm_ldlm.core import ConfigurationError
-from mm_ldlm.core.files import remove_temporaries
+from mm_ldlm.core.files import InputFile, remove_temporaries
 from mm_ldlm.data.features import from_encoder, planned
 from mm_ldlm.distributed.environment import given, hosts
 from mm_ldlm.distributed.launch import check_number, with_environment
@@ -55,7 +55,6 @@ class ProjectHooks:
         self._entries: Mapping[str, Any] = {}
         self._catalog: Any = None
         self._locks = ExitStack()
-        self._first = True  # this host writes the outputs and records the run; several may run the same command
         self._follower: Follower | None = None
         self._executed: dict[str, list[str]] = {}
         self._splits: dict[str, dict[str, str]] = {}  # pipeline → parameter → the split that it reads
@@ -80,8 +79,7 @@ class ProjectHooks:
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Check and parse all parameters, replace them in the catalog by their types, and lock the folders."""
-        runner = str(run_params.get("runner"))
-        if parallel := [name for name in ("ParallelRunner", "ThreadRunner") if name in runner]:
+        if parallel := [name for name in ("ParallelRunner", "ThreadRunner") if name in str(run_params.get("runner"))]:
             raise ConfigurationError(  # docs/decisions/0125
                 f"expected the SequentialRunner, found the {parallel[0]}: each node uses all cores itself, and nodes "
                 "share one model. Leave --runner out; training.launch.processes sets the processes of a training."
@@ -90,26 +88,24 @@ class ProjectHooks:
             log.warning("the environment variable %s is not read; use --params %s=VALUE", name, _OLDER[name])
         self._locks.close()
         self._catalog = catalog
-        parameters, executed, found = catalog.load("parameters"), executed_by(pipeline), hosts()
-        self._first = found.is_first
-        if not self._first and (others := executed.keys() - _ON_HOSTS):
+        parameters, self._executed, found = catalog.load("parameters"), executed_by(pipeline), hosts()
+        self._first = found.is_first  # this host writes the outputs and records the run
+        if not self._first and (others := self._executed.keys() - _ON_HOSTS):
             raise ConfigurationError(  # docs/decisions/0167
                 f"expected only embedding and training on host {found.node_rank} of {found.nodes or 'several'}, found "
                 f"{', '.join(sorted(others))}. Run the others on one host, before or after: `NNODES=1 kedro run "
                 "--pipelines=…`; ingestion also runs on a Ray cluster (docs/ray.md)."
             )
         if parameters.get("run") is not None:
-            self._refuse_beyond_samples(executed)
-        typed = check_parameters(parameters)
-        if parameters.get("run") is not None:
+            self._refuse_beyond_samples(self._executed)
             log.info("run %s: the results are written to %s", parameters["run"], self._outputs)
+        typed = check_parameters(parameters)
         for name, section in typed.items():
             catalog[f"params:{name}"] = MemoryDataset(section, copy_mode="assign")
         self._check_machine(pipeline, typed)
-        for feature in planned(typed).values() if "ingestion" in executed else ():
+        for feature in planned(typed).values() if "ingestion" in self._executed else ():
             feature.refuse_sources(typed["ingestion"].sources)
         samples = typed["sampling"].rows and typed["sampling"].tasks != ()
-        self._executed = executed
         self._splits = {
             "training": splits_read(typed["training"]),
             "sampling": {"sampling.rows": typed["sampling"].split} if samples else {},
@@ -118,14 +114,31 @@ class ProjectHooks:
         self._seconds.clear()
         if self._first:
             folders = {part: Path(self._entries[entry]["filepath"]).parents[1] for part, entry in FOLDERS.items()}
-            lock_folders(self._locks, pipeline, folders)
-            for entry in map(catalog.get, (*pipeline.all_outputs(), TIMINGS)):
-                if path := getattr(entry, "_filepath", None) or getattr(entry, "_path", None):  # of a killed run
-                    remove_temporaries(path)
-                    remove_temporaries(Path(path).parent)
-            log.info("this run: %s; %d nodes", " → ".join(executed), sum(map(len, executed.values())))
+            with ExitStack() as held:
+                lock_folders(held, pipeline, folders)
+                self._refuse_missing(pipeline, run_params)
+                for entry in map(catalog.get, (*pipeline.all_outputs(), TIMINGS)):
+                    if path := getattr(entry, "_filepath", None) or getattr(entry, "_path", None):  # of a killed run
+                        remove_temporaries(path)
+                        remove_temporaries(Path(path).parent)
+                self._locks = held.pop_all()
+            log.info("this run: %s; %d nodes", " → ".join(self._executed), sum(map(len, self._executed.values())))
             log.info("results: %s", self._outputs)
         self._last = None
+
+    def _refuse_missing(self, pipeline: Pipeline, run_params: Mapping[str, Any]) -> None:
+        """Refuse to read artifacts that no run has written, and name all pipelines of the main job that write them."""
+        needed = {name for name in pipeline.inputs() if not self._entries.get(name, {}).get("optional")}
+        folders = {name for name, entry in self._entries.items() if "Workspace" in entry["type"]}
+        first, found = list[str](), set[str]()
+        for name in reversed(MAIN):
+            graph = PIPELINES.load(name)()
+            if missing := {each for each in needed & graph.all_outputs() - folders if not self._catalog.exists(each)}:
+                needed, first, found = needed | graph.inputs(), [name, *first], found | missing
+        if first:
+            InputFile("", name="this run", remedy=f"Run first: {_command(run_params, first)}").refuse(
+                "the artifacts of earlier pipelines", f"no {', '.join(sorted(found & pipeline.inputs()))}"
+            )
 
     def _check_machine(self, pipeline: Pipeline, typed: Mapping[str, Any]) -> None:
         from mm_ldlm.evaluation.config import check_sets
@@ -217,10 +230,6 @@ class ProjectHooks:
                         raise
                     log.warning("%s", error)
 
-    def _path_of(self, dataset_name: str) -> Path | None:
-        path = getattr(self._catalog.get(dataset_name), "_filepath", None)
-        return None if path is None else Path(str(path))
-
     def _count(self, node: Node) -> None:
         """Add the time since the last event to the pipeline of the node."""
         now = time.perf_counter()
@@ -271,7 +280,8 @@ class ProjectHooks:
             tables = {name: load(name) for name in saved if name.startswith("samples_")}
             found = {name: _mean_cosine(table) for name, table in tables.items() if len(table)}
         for name in sorted(found):
-            log.info("%s: %s%s", name.replace("_", " "), found[name], self._path_of(name))
+            place = getattr(self._catalog.get(name), "_filepath", None)
+            log.info("%s: %s%s", name.replace("_", " "), found[name], place)
 
     def _show_next(self, run_params: Mapping[str, Any]) -> None:
         """Log the command that runs the pipelines after these, or that uses the run if none is left."""
@@ -279,9 +289,7 @@ class ProjectHooks:
         if not done or self._partly():
             return
         if later := MAIN[MAIN.index(done[-1]) + 1 :]:
-            env = f" --env={run_params['env']}" if run_params.get("env") else ""
-            again = ", with the same --params" if run_params.get("runtime_params") else ""
-            log.info("next: kedro run%s --pipelines=%s%s", env, ",".join(later), again)
+            log.info("next: %s", _command(run_params, later))
             return
         load = self._catalog.load
         if (steps := load("run")["step"]) < FEW_STEPS:
@@ -306,6 +314,13 @@ class ProjectHooks:
     def on_pipeline_error(self) -> None:
         self._end_follower()
         self._locks.close()
+
+
+def _command(run_params: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Write the command that runs other pipelines in the environment of this run."""
+    env = f" --env={run_params['env']}" if run_params.get("env") else ""
+    again = ", with the same --params" if run_params.get("runtime_params") else ""
+    return f"kedro run{env} --pipelines={','.join(names)}{again}"
 
 
 def _mean_cosine(samples: Any) -> str:
