@@ -1,9 +1,12 @@
-"""CCDD: what the model receives in training, in a likelihood and in joint sampling, and what the sampler promises."""
+"""CCDD: what the model receives in training, in a likelihood and in joint sampling, what the sampler promises, and the rows of states."""
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.components import random_batch, root_of
 from tests.sampling.toys import MASK, PAD, WORDS, build, canvas, context, rows
 from torch import Tensor
@@ -11,6 +14,7 @@ from torch import Tensor
 from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import Flow
+from mm_ldlm.families.ccdd import token_states
 from mm_ldlm.families.ccdd.objective import StatesDenoiser
 from mm_ldlm.sampling.denoising import Canvas
 from mm_ldlm.sampling.gaussian import grid
@@ -130,3 +134,27 @@ def test_it_writes_what_is_open_row_by_row() -> None:
         Canvas(denoise=denoise, tokens=tokens[2:3], process=build(), generator=RowGenerator(0, torch.tensor([2])))
     )
     assert torch.equal(alone.tokens[0], made.tokens[2])
+
+
+# -- the store of token states -----------------------------------------------------------------------------------------
+
+
+lengths = st.lists(st.integers(1, 9), min_size=1, max_size=20)
+
+
+@given(lengths, st.data())
+def test_the_rows_of_records_are_those_of_their_tokens(found: list[int], data: st.DataObject) -> None:
+    records = data.draw(st.lists(st.integers(0, len(found) - 1), max_size=8))
+    starts_n = token_states.starts(np.array(found))
+    expected = [sum(found[:record]) + place for record in records for place in range(found[record])]
+    assert token_states.rows_of_tokens(starts_n, np.array(records, np.int64)).tolist() == expected
+    assert starts_n[-1] == sum(found)
+
+
+@given(lengths, st.integers(1, 12))
+def test_shards_divide_the_records_and_are_no_longer_than_asked_or_one_record(found: list[int], size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_states, "SHARD_TOKENS", size)
+        cuts = token_states._cuts(token_states.starts(np.array(found)))
+    assert [record for first, last in cuts for record in range(first, last)] == list(range(len(found)))
+    assert all(sum(found[first:last]) <= size or last == first + 1 for first, last in cuts)

@@ -8,7 +8,7 @@ import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from mm_ldlm.core import (
     Kinds,
@@ -42,7 +42,6 @@ SPLIT_WORDS: dict[str, str] = {
     "valid": "validation", "dev": "validation", "val": "validation",
 }  # fmt: skip
 """Names of splits in sources → names used here"""
-Splits = dict[str, Literal["train", "validation", "test", "hash"]]
 AUTO = "auto"
 """Value of `delimiter` with which it is recognised"""
 Delimiter = Annotated[str, bounded(pattern=r"^([\s\S]|auto)$")]
@@ -447,27 +446,12 @@ class TableFilesConfig(ColumnsConfig):
         return SPLIT_WORDS[word.lower()]
 
 
-def held_out_first(splits: Mapping[str, str]) -> list[tuple[str, str | None]]:
-    """Return (name in the source, split of its rows) in the order in which they are read; None is the hash split.
-
-    A text that occurs in two splits stays in the one read first, so that it is removed from the training split and not
-    from the test split.
-    """
-    order = ("test", "validation", "hash", "train")
-    named = sorted(splits.items(), key=lambda item: order.index(item[1]))
-    return [(name, None if split == "hash" else split) for name, split in named]
-
-
 SOURCES = Kinds(
     what="source",
     core={
         "text": "mm_ldlm.data.corpus.sources.lines:TextConfig",
         "jsonl": "mm_ldlm.data.corpus.sources.delimited:JsonlConfig",
         "csv": "mm_ldlm.data.corpus.sources.delimited:CsvConfig",
-        "parquet": "mm_ldlm.data.corpus.sources.columnar:ParquetConfig",
-        "arrow": "mm_ldlm.data.corpus.sources.columnar:ArrowConfig",
-        "disk": "mm_ldlm.data.corpus.sources.columnar:DiskConfig",
-        "hub": "mm_ldlm.data.corpus.sources.hub:HubConfig",
         "table": "mm_ldlm.data.corpus.sources.table:TableConfig",
     },
     group="sources",

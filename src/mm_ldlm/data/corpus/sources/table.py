@@ -14,7 +14,8 @@ _KINDS = {
     ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl",
     ".csv": "csv", ".tsv": "csv", ".txt": "csv",
 }  # fmt: skip
-"""Kind of the source for a suffix, except texts with vectors; a folder is one that `Dataset.save_to_disk` wrote"""
+"""Kind of the source for a suffix, where it is registered, except texts with vectors; a folder is one that
+`Dataset.save_to_disk` wrote"""
 
 
 @config
@@ -44,10 +45,11 @@ class TableConfig(TableFilesConfig):
         saved = any(map(os.path.exists, (f"{path}/dataset_dict.json", f"{path}/state.json")))
         lines = suffix == ".txt" and self.has_vectors
         kind = "disk" if saved else "text" if lines else _KINDS.get(suffix)
-        if kind is None:
+        if kind is None or kind not in SOURCES:
+            known = ", ".join(key for key, name in _KINDS.items() if name in SOURCES)
             self.file(path).refuse(
-                f"a file with one of the suffixes {', '.join(_KINDS)}, or the folder of a saved data set (folders of "
-                "texts: `--env=own_text`)",
+                f"a file with one of the suffixes {known}, or the folder of a saved data set (folders of texts: "
+                "`--env=own_text`)",
                 "a folder" if os.path.isdir(path) else f"the suffix '{suffix}'" if suffix else "a name without suffix",
             )
         cls = SOURCES.load(kind)

@@ -7,9 +7,9 @@ therefore counted from the messages of the file, and a stream must end with its 
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,14 +22,13 @@ from mm_ldlm.data.corpus.sources.base import (
     ColumnsConfig,
     Opening,
     Row,
-    Splits,
     TableFilesConfig,
     Unusable,
     damaged,
     describe_files,
-    held_out_first,
 )
 
+Splits = dict[str, Literal["train", "validation", "test", "hash"]]
 BATCH_ROWS = 1024
 _MAGIC = b"ARROW1"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -116,6 +115,17 @@ class DiskConfig(ColumnsConfig):
         except (TypeError, LookupError) as error:
             file.refuse("the names that Dataset.save_to_disk writes", f"others ({reason_of(error)})")
         return found
+
+
+def held_out_first(splits: Mapping[str, str]) -> list[tuple[str, str | None]]:
+    """Return (name in the source, split of its rows) in the order in which they are read; None is the hash split.
+
+    A text that occurs in two splits stays in the one read first, so that it is removed from the training split and not
+    from the test split.
+    """
+    order = ("test", "validation", "hash", "train")
+    named = sorted(splits.items(), key=lambda item: order.index(item[1]))
+    return [(name, None if split == "hash" else split) for name, split in named]
 
 
 def _rows_of(

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.damage import damaged_bytes
-from tests.data.corpus.examples import disk, read, reasons, texts
+from tests.data.corpus.examples import read, reasons, texts
+from tests.extras.columnar.examples import disk
 
 from mm_ldlm.core import SourceError, UnsafePathError, parse
 from mm_ldlm.data.corpus.config import IngestionConfig
@@ -194,6 +195,17 @@ def test_rows_of_a_table_are_numbered_over_its_batches(tmp_path: Path) -> None:
         assert texts(rows) == lines
 
 
+def test_the_format_of_a_table_in_columns_follows_from_its_name(tmp_path: Path) -> None:
+    table = pa.table({"text": ["a"], "v": [[1.0]]})
+    for kind, name in (("parquet", "a.parquet"), ("arrow", "a.arrow"), ("arrow", "a.feather")):
+        written(kind, tmp_path / name, table)
+    disk(tmp_path, [{"text": "saved", "v": [1.0]}])
+    names = ["a.parquet", "a.arrow", "a.feather", "set"]
+    found = read({"kind": "table", "vector_column": "v", "path": [str(tmp_path / name) for name in names]})
+    assert texts(found) == ["a", "a", "a", "saved"]
+    assert all(row.vector is not None for row in found)  # type: ignore[union-attr]
+
+
 # -- saved data sets ---------------------------------------------------------------------------------------------------
 
 
@@ -204,6 +216,14 @@ def saved(folder: Path, **splits: list[str]) -> dict[str, Any]:
     whole = {name: datasets.Dataset.from_dict({"text": lines}) for name, lines in splits.items()}
     datasets.DatasetDict(whole).save_to_disk(str(folder / "set"), num_shards=dict.fromkeys(splits, 2))
     return {"kind": "disk", "path": str(folder / "set")}
+
+
+def test_a_data_set_that_the_hub_does_not_have_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no/such"):
+        read({"kind": "hub", "dataset": "no/such", "splits": {"train": "train"}})
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n{"text": broken\n')
+    with pytest.raises(SourceError, match="could not be read after"):
+        read({"kind": "hub", "dataset": str(tmp_path), "splits": {"train": "hash"}})
 
 
 @pytest.mark.parametrize("copy", ["folder", "files"])
