@@ -19,15 +19,12 @@ from mm_ldlm.diffusion.schedules import (
     MASK_SCHEDULES,
     CosineLatents,
     Flow,
-    Geometric,
     LinearLatents,
-    LogLinear,
     Scales,
 )
 
 t64 = torch.linspace(1e-3, 1, 2000, dtype=torch.float64)
 every_mask_schedule = pytest.mark.parametrize("kind", MASK_SCHEDULES.known)
-every_gaussian_schedule = pytest.mark.parametrize("kind", GAUSSIAN_SCHEDULES.known)
 
 
 def schedule_of(kinds: Kinds, kind: str, **options: float) -> Any:
@@ -57,16 +54,16 @@ def test_every_mask_ratio_has_a_time(kind: str, dtype: torch.dtype) -> None:
     assert found.tolist() == pytest.approx([0.0, 1.0, 0.2, 0.7], abs=1e-9 if dtype == torch.float64 else 1e-5)
 
 
-def test_the_log_linear_weight_is_one_over_t_and_the_geometric_ends_are_the_papers() -> None:
-    assert torch.allclose(LogLinear().weight(t64), 1 / t64, rtol=1e-12)
-    sigma = -Geometric().alpha(torch.tensor([0.0, 1.0], dtype=torch.float64)).log()
-    assert sigma.tolist() == pytest.approx([1e-4, 20.0], rel=1e-5)
-
-
-@every_gaussian_schedule
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"kind": kind} for kind in GAUSSIAN_SCHEDULES.known),
+        *({"kind": "sigmoid", "sigmoid_start": start, "sigmoid_end": start + 8} for start in (-6.0, -3.0)),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_pitfall_19_schedules_preserve_variance(kind: str, dtype: torch.dtype) -> None:
-    schedule, t = schedule_of(GAUSSIAN_SCHEDULES, kind), torch.linspace(0, 1, 1001, dtype=dtype)
+def test_pitfall_19_schedules_preserve_variance(options: dict[str, Any], dtype: torch.dtype) -> None:
+    schedule, t = schedule_of(GAUSSIAN_SCHEDULES, **options), torch.linspace(0, 1, 1001, dtype=dtype)
     signal, noise = schedule.scales(t)
     total = signal.square() + noise.square()
     assert torch.allclose(total, torch.ones_like(t), atol=1e-6) == schedule.variance_preserving

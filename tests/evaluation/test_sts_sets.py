@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.config import StsConfig, check_sets
-from mm_ldlm.evaluation.sts_sets import FORMATS, StsSet, StsSource, from_pairs, load_sts
+from mm_ldlm.evaluation.sts_sets import StsSet, StsSource, from_pairs, load_sts
 
 PAIRS = [("A plane, taking off.", 'An "air" plane', 5.0), ("Zwei Männer", "two men", 0.5), ("x y", "z", 3.25)]
 HEADER = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore"
@@ -77,11 +77,6 @@ def test_latin_1_folders_and_missing_files_are_refused(tmp_path: Path, refuses: 
     for place in (tmp_path / "f", tmp_path, tmp_path / "none"):
         with refuses(EvaluationError, place):
             load_sts(source(place))
-
-
-def test_every_registered_format_is_a_reader() -> None:
-    assert {"stsb", "semeval", "sick", "hub"} <= set(FORMATS)
-    assert all(callable(FORMATS.load(name)) for name in FORMATS)
 
 
 @settings(max_examples=30)

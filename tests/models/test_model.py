@@ -22,6 +22,7 @@ from mm_ldlm.core import ConfigurationError, parse_kind
 from mm_ldlm.diffusion.schedules import LogLinear
 from mm_ldlm.models.base import MODELS
 from mm_ldlm.models.blocks import TransformerOptions
+from mm_ldlm.models.embeddings import Conditioner
 from mm_ldlm.models.parts import count_by_part, tagged_parameters
 from mm_ldlm.objectives.base import Batch
 
@@ -268,8 +269,8 @@ def test_pitfall_03_autocast_leaves_everything_but_logits_and_products_in_float3
         first = out[0] if isinstance(out, tuple) else out
         streams.add((first if isinstance(first, Tensor) else first[0]).dtype)
 
-    for block in model.blocks:
-        block.register_forward_hook(remember)
+    for part in (*model.blocks, *(each for each in model.modules() if isinstance(each, Conditioner))):
+        part.register_forward_hook(remember)
     exact = answers(model, batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = answers(model, batch)

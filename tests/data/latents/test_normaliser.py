@@ -160,7 +160,11 @@ def test_the_range_of_norms_is_that_of_other_rows_and_no_part_of_the_transformat
     plain = fit(values, rows=np.arange(1000), config=NormaliserConfig(kind=kind), unit_norm=False)  # type: ignore[arg-type]
     found = calibrated(plain, values, rows=np.arange(1000, 2000))
     assert found.typical is not None
-    fresh = norms(plain.standardise(values.take(np.arange(2000, 3000)).astype(np.float64)))
+    own, fresh = (
+        norms(plain.standardise(values.take(np.arange(first, first + 1000)).astype(np.float64)))
+        for first in (1000, 2000)
+    )
+    assert found.typical[0] < np.quantile(own, 0.001) < np.quantile(own, 0.999) < found.typical[1]
     assert ((fresh > found.typical[0]) & (fresh < found.typical[1])).mean() > 0.99
     assert found.typical[1] < 1.15**2 * fresh.max()
     assert found.fingerprint == plain.fingerprint

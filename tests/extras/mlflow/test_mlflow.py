@@ -242,6 +242,7 @@ def test_a_run_that_was_recorded_locally_is_sent_complete_and_once(
     local.add_model(tmp_path / "model", "m", 2)
     monkeypatch.chdir(tmp_path)
     uri = database(tmp_path / "server.db")
+    local.client.create_run("0")  # one that is still being recorded
     (run_id,) = sent(tmp_path, uri)
     client, here = MlflowRun(uri, "").client, local.client.get_run(local.run_id)
     there = client.get_run(run_id)

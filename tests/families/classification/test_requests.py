@@ -174,10 +174,17 @@ def test_texts_are_classified_by_their_tokens_and_the_baseline_can_be_left_out(d
     assert found["model"]["examples"] == 5
 
 
-def test_the_strength_of_the_baseline_is_the_best_on_validation_examples(dataset: Any) -> None:
-    """The weakest regularisation separates the classes; the strongest one predicts the most frequent class."""
+@pytest.mark.parametrize(("shift", "best"), [(0, 10.0), (1, 1e-6)])
+def test_the_strength_of_the_baseline_is_the_best_on_validation_examples(
+    shift: int, best: float, dataset: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weakest regularisation separates the classes, also where validation examples have other ones; the strongest
+    one predicts the most frequent class."""
+    monkeypatch.setattr("mm_ldlm.families.classification.suite.labels_of", lambda dataset, rows, names: (
+        labels_of(dataset, rows, names) + shift * np.isin(rows, dataset.rows("validation"))
+    ) % 3)  # fmt: skip
     found, _ = Classification().evaluate(given(dataset, baseline_grid=[1e-6, 10.0], baseline_rows=20))
-    assert found["logistic_regression"]["inverse_regularisation"] == 10.0
+    assert found["logistic_regression"]["inverse_regularisation"] == best
     assert found["logistic_regression"]["trained_on"] == 20
 
 
