@@ -17,7 +17,7 @@ LONGEST = 1500
 _VARYING = (
     (re.compile(r"/\S*?/pytest-of-[^/\s]+/pytest-\d+/(popen-gw\d+/)?[^/\s'\"):;,]+"), "TMP"),
     (re.compile(r"0x[0-9a-f]{6,}"), "0xADDRESS"),
-    (re.compile(r"(Known here|[Cc]hoose an? [^:]+): [\w, ]+"), r"\1: NAMES"),  # of whatever families are installed
+    (re.compile(r"(Valid keys|[Cc]hoose (?:from|an? [^:]+)): [\w, ]+"), r"\1: NAMES"),  # of the installed families
     (re.compile(r"127\.0\.0\.1:\d+"), "127.0.0.1:PORT"),
     (re.compile(r"\brun-[0-9a-f]{12}\b"), "run-NAME"),
     (

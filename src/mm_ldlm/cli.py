@@ -37,10 +37,10 @@ HELP = {
     "node_names": "Run only these nodes. A name may omit its pipeline: run_training or training.run_training.",
     "from_nodes": "Run from these nodes onwards. Names may omit their pipeline.",
     "to_nodes": "Run up to these nodes. Names may omit their pipeline.",
-    "params": "Parameters that override those of the environment: KEY=VALUE, separated by commas, dots in the keys. "
+    "params": "Parameters that override the environment's: KEY=VALUE, separated by commas, with dots in the keys. "
     f"Write a list in brackets and a text with a comma in quotes. Example: {EXAMPLE}",
     "config": "YAML file with the options of this command under `run:`, in which `params:` is a mapping. "
-    "Options of the command line override those of the file, and --params overrides its parameters one by one.",
+    "Options of the command line override the file's, and --params overrides its parameters one by one.",
 }
 """Help of the options that differ from Kedro's."""
 EXAMPLES = """\b
@@ -63,7 +63,7 @@ def cli() -> None:
 
 
 def run(**options: Any) -> Any:
-    """Run pipelines with the options of Kedro's `run`; print only the message of an error raised on purpose."""
+    """Run pipelines with the options of Kedro's `run`; of an error of this project, print only the message."""
     # Kedro deprecates `--pipeline` in favour of `--pipelines`; here both work, without a warning on every run.
     if options.get("pipeline") and not options.get("pipelines"):
         options["pipelines"], options["pipeline"] = [options["pipeline"]], None

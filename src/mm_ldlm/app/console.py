@@ -52,7 +52,7 @@ def commands() -> None:
 
 @contextmanager
 def messages_only() -> Iterator[None]:
-    """Print only the message of an error that was raised on purpose; click prints its own exceptions."""
+    """Print only the message of an error of this project; click prints its own exceptions."""
     try:
         yield
         return

@@ -82,7 +82,7 @@ class ProjectHooks:
         if parallel := [name for name in ("ParallelRunner", "ThreadRunner") if name in str(run_params.get("runner"))]:
             raise ConfigurationError(  # docs/decisions/0125
                 f"expected the SequentialRunner, found the {parallel[0]}: each node uses all cores itself, and nodes "
-                "share one model. Leave --runner out; training.launch.processes sets the processes of a training."
+                "share one model. Leave --runner out; training.launch.processes sets the processes of training."
             )
         for name in given(_OLDER):
             log.warning("the environment variable %s is not read; use --params %s=VALUE", name, _OLDER[name])

@@ -83,7 +83,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     refuse_unwritable(parameters, at="")
     known = [*SECTIONS, *SCALARS]
     problems = [
-        f"parameter '{key}' is not known.{nearest(key, known)} Known here: {', '.join(known)}."
+        f"parameter '{key}' is not known.{nearest(key, known)} Valid keys: {', '.join(known)}."
         for key in parameters
         if key not in known
     ]
@@ -195,7 +195,7 @@ def _absent_files(at: str, each: Any) -> Iterator[str]:
         if fault in (None, "is a folder") or (glob.has_magic(path) and any(glob.iglob(path, recursive=True))):
             continue
         yield (
-            f"parameter '{at}.{key}': {show(path)} {fault} (looked from {Path.cwd()}). Correct it or put the file "
+            f"parameter '{at}.{key}': {show(path)} {fault} (relative to {Path.cwd()}). Correct it or put the file "
             "there."
         )
 

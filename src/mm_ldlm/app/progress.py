@@ -1,4 +1,4 @@
-"""Progress of a training: a thread that reads the log while it is written, and the line on the terminal."""
+"""Show the progress of training: a thread that reads the log while it is written, and the line on the terminal."""
 
 import logging
 import math

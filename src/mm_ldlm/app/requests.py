@@ -30,11 +30,11 @@ COMMANDS = Registry(
 )
 """Every command of `mm-ldlm`: objects of click, and requests of `MMLDLM`"""
 SHARED = {
-    "texts": "texts, each of which has an answer.",
+    "texts": "texts; each gets one answer.",
     "seed": "seed of the random draws.",
     "steps": "number of sampling steps; by default the sampler's.",
-    "temperature": "temperature of the sampler; by default its own.",
-    "sampler": "kind of the sampler; by default the model's.",
+    "temperature": "sampling temperature; by default the sampler's.",
+    "sampler": "kind of sampler; by default the model's.",
     "too_long": "refuse or truncate texts that are too long.",
 }
 """Help of parameters that many requests have; others are explained under `Args:` in the docstring of the request"""

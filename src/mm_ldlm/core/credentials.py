@@ -1,4 +1,4 @@
-"""Credentials in texts and parameters: their masking, and the test whether a text contains one.
+"""Mask credentials in texts and parameters, and test whether a text contains one.
 
 Credentials belong in environment variables (`MLFLOW_TRACKING_USERNAME`, `HF_TOKEN`) and never in a parameter.
 Everything that prints or stores parameters or addresses masks them here.

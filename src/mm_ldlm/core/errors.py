@@ -1,4 +1,4 @@
-"""Exception classes of all errors that this project raises on purpose.
+"""Exception classes of all errors that this project raises deliberately.
 
 Each message states what was expected, what was found (with numbers) and what to do. Catch `MMLDLMError` to catch all of
 them; any other exception that escapes is a bug.
@@ -16,7 +16,7 @@ def shorten(text: str, longest: int = LONGEST) -> str:
 
 
 class MMLDLMError(Exception):
-    """Base of all errors raised on purpose; the message is written for the user.
+    """Base of all errors raised deliberately; the message is written for the user.
 
     The length of the message is limited here, because it may repeat data. Bytes of a path that are not UTF-8 are
     escaped, so that every terminal and log accepts the message.
@@ -83,7 +83,7 @@ class PreflightError(MMLDLMError):
 
 
 class TrackingError(MMLDLMError):
-    """The tracking store did not answer in time or refused; a run goes on without it."""
+    """The tracking store did not answer in time or refused; a run continues without it."""
 
 
 class TrainingDiverged(MMLDLMError):
@@ -112,7 +112,7 @@ class EvaluationError(MMLDLMError):
 
 
 def purposeful(error: BaseException) -> MMLDLMError | None:
-    """Find the error raised on purpose: `error` itself or a cause that Kedro wrapped; None if it is a defect."""
+    """Find the error raised deliberately: `error` itself or a cause that Kedro wrapped; None if it is a defect."""
     link: BaseException | None = error
     while link is not None:
         if isinstance(link, MMLDLMError):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_BYTES = 1 << 31
-"""Size up to which a file is read as a whole"""
+"""Size up to which a file is read at once"""
 _TEMPORARY, _BLOCK = ".tmp-", 1 << 20
 _KINDS = (
     (stat.S_ISDIR, "is a folder"),
@@ -349,7 +349,7 @@ def check_name(root: str | Path, name: Any) -> PurePosixPath:
     with contextlib.suppress(TypeError, UnicodeEncodeError):  # a lone surrogate
         path = PurePosixPath("" if b"\0" in os.fsencode(name) else name)
     if not path.parts or not isinstance(name, str):
-        raise UnsafePathError(root, name, "is not a name of a file")
+        raise UnsafePathError(root, name, "is not a file name")
     if path.is_absolute() or ".." in path.parts:
         raise UnsafePathError(root, name, "leads out of the folder")
     return path

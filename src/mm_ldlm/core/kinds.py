@@ -117,7 +117,7 @@ class Kinds(Registry):
             names = [*self]
             raise ConfigurationError(
                 f"parameter '{at}.kind': expected {with_article(self.what)}, found {show(kind)}.{nearest(kind, names)} "
-                f"Known here: {', '.join(names)}."
+                f"Choose from: {', '.join(names)}."
             )
         found = import_object(path, f"parameter '{at}.kind'")
         if not (isinstance(found, type) and MARK in vars(found)) or inspect.isabstract(found):
@@ -168,7 +168,7 @@ def import_object(path: str, what: str) -> Any:
 def foreign_code(refusal: Callable[[str], Exception], *errors: type[BaseException]) -> Iterator[None]:
     """Run code of another package: what it raises becomes `refusal(reason)`, also GeneratorExit and SystemExit.
 
-    Errors raised on purpose, Ctrl-C and the SystemExit of a SIGTERM pass, and all but `errors` where these are given.
+    Errors of this project, Ctrl-C and the SystemExit of a SIGTERM pass, and all but `errors` where these are given.
     """
     try:
         yield

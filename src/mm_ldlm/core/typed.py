@@ -125,7 +125,7 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
         return value
     if not isinstance(value, Mapping):
         raise ConfigurationError(
-            f"parameter '{at}': expected keys with values, found {show(value)}. Known here: {_names(cls)}."
+            f"parameter '{at}': expected a mapping, found {show(value)}. Valid keys: {_names(cls)}."
         )
     given, made = {}, f"{cls.__module__}:{cls.__qualname__}"
     with foreign_code(lambda reason: ConfigurationError(
@@ -309,7 +309,7 @@ def _misnamed(cls: Any, given: Mapping[str, Any], *, at: str) -> dict[Any, str]:
     """Refuse the keys that a configuration does not have, and those that it lacks."""
     known = {field.name: field for field in dataclasses.fields(cls) if field.init}
     lines = {
-        key: f"parameter '{escape(path_of(at, key))}' is not known.{nearest(key, known)} Known here: {_names(cls)}."
+        key: f"parameter '{escape(path_of(at, key))}' is not known.{nearest(key, known)} Valid keys: {_names(cls)}."
         for key in given
         if key not in known
     }
@@ -365,7 +365,7 @@ _WORDS = {
     "tuple_type": "a list, as in [a, b]",
     "missing": "a longer list",
     "list_type": "a list",
-    **dict.fromkeys(("dict_type", "dataclass_type"), "keys with values"),
+    **dict.fromkeys(("dict_type", "dataclass_type"), "a mapping"),
     "string_type": "a text",
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "an integer"),
     **dict.fromkeys(("float_type", "float_parsing"), "a number"),

@@ -145,8 +145,8 @@ def feature_of(name: str) -> type[Feature]:
     """
     if name not in FEATURES:
         raise ConfigurationError(
-            f"expected the name of a feature that the objective or the model reads, found {name!r}. Known "
-            f"here: {', '.join(FEATURES)}; or register it under the entry points mm_ldlm.features."
+            f"expected the name of a feature that the objective or the model reads, found {name!r}. "
+            f"Choose from: {', '.join(FEATURES)}; or register it under the entry points mm_ldlm.features."
         )
     return cast(type[Feature], FEATURES.load(name))
 

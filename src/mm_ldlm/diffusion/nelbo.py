@@ -52,11 +52,11 @@ def integrate(
     corrupt: Callable[[Tensor, Tensor, Tensor, RowGenerator], Tensor] | None = None,
     losses: Callable[[Tensor, Tensor, Tensor, Tensor], TokenLosses] | None = None,
 ) -> Likelihood:
-    """Draw an integral over a noise level at K levels (B,) in float64: times, or fractions of replaced tokens.
+    """Estimate an integral over a noise level at K levels (B,) in float64: times, or fractions of replaced tokens.
 
     Args:
         process: the `TextProcess`.
-        slopes_KB: the derivative of the level by the variable that the draws are uniform in; 1 by default.
+        slopes_KB: the derivative of the level by the variable in which the draws are uniform; 1 by default.
         time: level_B → the time t_B that the model receives; by default the level is the time.
         corrupt: draws the noisy tokens at a level; by default `process.corrupt`.
         losses: the integrand over the level; by default `process.elbo_losses`.

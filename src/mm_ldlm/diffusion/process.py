@@ -178,7 +178,7 @@ class TextProcess(nn.Module, ABC):
     ) -> Likelihood:
         """Draw the NELBO of each text `draws` times, at low-discrepancy u_k = 1 − (u + k/K) mod 1.
 
-        Integrates `elbo_losses` over t(u) from 0 to 1 (`nelbo_times`). This integral is the whole NELBO if x_1 follows
+        Integrates `elbo_losses` over t(u) from 0 to 1 (`nelbo_times`). This integral is the entire NELBO if x_1 follows
         the prior exactly and x_0 is the clean text; other processes override this method and add their terms.
         """
         points = [self.nelbo_times(u_B) for u_B in stratified(draws, generator.fork("time"))]

@@ -78,7 +78,7 @@ class Bootstrap:
         """Compute the percentile interval around `value`.
 
         Raises:
-            EvaluationError: a replicate is not finite; a statistic that is undefined on a resample has no interval.
+            EvaluationError: a replicate is non-finite; a statistic that is undefined on a resample has no interval.
         """
         if bad := int((~np.isfinite([value, *values_R])).sum()):
             raise EvaluationError(

@@ -96,7 +96,8 @@ def _read_rows(path: Path, columns: tuple[str, ...]) -> pd.DataFrame | None:
     wrong += ["id"] if "id" not in rows or not rows["id"].is_unique else []  # a pair needs one row for each id
     if len(rows) and wrong:
         file.refuse(
-            f"numbers in its columns {', '.join(columns)}, and every id once", f"no such column {', '.join(wrong)}"
+            f"numbers in its columns {', '.join(columns)}, and unique ids",
+            f"missing or wrong values in {', '.join(wrong)}",
         )
     return rows if len(rows) else None
 

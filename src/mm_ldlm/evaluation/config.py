@@ -55,7 +55,7 @@ class BootstrapConfig:
 
 def refuse_repeated(names: Sequence[str], *keys: str) -> None:
     """Raise InvalidValue for `keys` if two names have the same letters and digits, which would be one key of scores."""
-    refuse_if(len(set(map(slug, names))) != len(names), f"expected different names, found {list(names)}", *keys)
+    refuse_if(len(set(map(slug, names))) != len(names), f"expected unique names, found {list(names)}", *keys)
 
 
 @config
@@ -156,7 +156,7 @@ class LikelihoodConfig:
     """Parameters of the likelihood suite.
 
     Attributes:
-        sentences: number of held-out sentences; null: the whole split.
+        sentences: number of held-out sentences; null: the entire split.
         draws: Monte Carlo draws of the NELBO per sentence; exact likelihoods do not use it.
         buckets: number of buckets of the noise level.
         other_texts: texts for zero-shot likelihood.

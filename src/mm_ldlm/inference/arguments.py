@@ -34,7 +34,7 @@ def texts_of(value: Any, *, name: str = "texts") -> list[str]:
     for index, text in enumerate(texts):
         if not isinstance(text, str) or not text.strip() or any("\ud800" <= letter <= "\udfff" for letter in text):
             raise SamplingError(
-                f"{name}[{index}]: expected a text of words in valid Unicode, found {show(text)}. Remove it."
+                f"{name}[{index}]: expected a text that is not blank, in valid Unicode, found {show(text)}. Remove it."
             )
     return texts
 

@@ -53,24 +53,24 @@ def invert(
 
     Args:
         targets: raw latents (n, d), or texts, which the encoder embeds first.
-        sampler: kind of the sampler, or (not on the command line) its configuration; by default the model's. Steps
-            and temperature of a kind are the model's as well (4 and 0).
+        sampler: kind of sampler, or (not on the command line) its configuration; by default the model's. A kind takes
+            the model's steps and temperature (4 and 0).
         steps: number of sampling steps; by default the sampler's.
-        temperature: temperature of the sampler; by default its own.
+        temperature: sampling temperature; by default the sampler's.
         length: number of tokens, or argmax or sample of the length head given the latent.
         search: re-embed 4 candidates in 4 rounds, or (not on the command line) as a `SearchConfig` sets, and keep the
             nearest; needs the encoder.
-        calls: search with at most this number of model calls for each latent, and with fewer where the text is found
-            earlier.
-        reembed: report the cosine of each text to its target also without a search, by one encoder call per text.
-        samples: number of texts that are written for each latent. At temperature 0 they have different lengths, the
-            most probable ones given the latent; with a fixed length they are equal, which causes a warning.
-        keep: which of several texts are kept: best, the one with the highest cosine (with `reembed` or `search`) or
-            else with the highest log-probability, to which half the length's is added; or all, grouped by latent, where
-            the column `best` marks that one.
-        min_probability: leave a text empty if it is right with a lower probability; needs the encoder and a calibrated
-            run.
-        right: event of min_probability: exact as the source was written, exact up to_case, or all content_words.
+        calls: search with at most this many model calls for each latent, and with fewer if the text is found earlier.
+        reembed: report the cosine of each text to its target even without a search, at one encoder call per text.
+        samples: number of texts written for each latent. At temperature 0 they have different lengths, the most
+            probable ones given the latent; with a fixed length they are equal, which causes a warning.
+        keep: which of several texts to keep: best, the one with the highest cosine (with `reembed` or `search`) or else
+            the highest log-probability plus half the log-probability of its length; or all, grouped by latent, with
+            that text marked in the column `best`.
+        min_probability: leave a text empty if the probability that it is right is lower; needs the encoder and a
+            calibrated run.
+        right: meaning of right in min_probability: exact (as the source was written), up_to_case (exact up to case) or
+            content_words (the same content words).
     """
     model.capabilities.require("l2t")
     seed, reembed = check(seed, Seed, name="seed"), check(reembed, bool, name="reembed")
@@ -195,11 +195,11 @@ def generate(
         order: order of the two: text_first (then the latent given the text), latent_first (then the text given the
             latent) or together (ancestral steps in the text and as many DDIM steps in the latent, without guidance). A
             run that generates no latents has no order.
-        sampler: kind of the sampler, or (not on the command line) its configuration; by default the model's. Steps
-            and temperature of a kind are the model's as well, or in the order together the steps of the latent sampler.
-        latent_sampler: kind of the sampler of latents, or its configuration.
+        sampler: kind of text sampler, or (not on the command line) its configuration; by default the model's. A kind
+            takes the model's steps and temperature, or in the order together the steps of the latent sampler.
+        latent_sampler: kind of latent sampler, or its configuration.
         steps: number of steps of both samplers; by default their own.
-        temperature: temperature of the sampler of texts; by default its own.
+        temperature: temperature of the text sampler; by default its own.
         length: number of tokens, or argmax or sample of the marginal distribution, or, if the latent is drawn first,
             of the distribution given the latent.
     """

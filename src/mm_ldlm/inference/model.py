@@ -214,7 +214,7 @@ class LoadedModel:
         return [None] * len(raw_nd), raw_nd
 
     def encoded(self, texts: Sequence[str], *, too_long: TooLong = "refuse", name: str = "texts") -> Floats:
-        """Embed texts by the encoder: raw latents (n, d), checked to be finite and one for each text.
+        """Embed texts with the encoder: raw latents (n, d), checked to be finite and one for each text.
 
         A text of more tokens than the encoder reads is refused, or truncated.
         """

@@ -27,7 +27,7 @@ STATISTICS = ("mask_ratio", "masked", "correct", "cross_entropy")
 
 @by_row
 def encode(model: LoadedModel, texts: Sequence[str] | str, *, too_long: TooLong = "refuse") -> Floats:
-    """Embed texts by the encoder: raw latents (n, d)."""
+    """Embed texts with the encoder: raw latents (n, d)."""
     return model.encoded(texts_of(texts), too_long=too_long)
 
 
@@ -43,11 +43,11 @@ def embed(
     too_long: TooLong = "refuse",
     seed: int = 0,
 ) -> Embeddings:
-    """Embed texts by the model instead of the encoder.
+    """Embed texts with the model instead of the encoder.
 
     Args:
         ids: tokens of the texts (each of 1..max_length ids), as stores contain them; None tokenises the texts.
-        sampler: kind of the latent sampler; one_step is the regression baseline with one model call.
+        sampler: kind of latent sampler; one_step is the regression baseline with one model call.
         draws: number of samples of a latent, whose mean is the result; by default the sampler's, usually 1.
     """
     model.capabilities.require("t2l")
@@ -118,7 +118,7 @@ def score(
     """Compute −log p of each text in nats: exact, or an upper bound (NELBO).
 
     The upper bound is −log p(length) plus the NELBO of the tokens, with its standard error. A run that has not learned
-    lengths leaves the first part out. `capabilities.likelihood` states which of the three it is.
+    lengths omits the first part. `capabilities.likelihood` states which of the three applies.
 
     Args:
         ids: see `embed`.

@@ -33,7 +33,7 @@ class DataShape(Vocabulary):
 
     @property
     def num_ids(self) -> int:
-        """Ids that a model may read: the tokenizer's and those of the noise. It predicts the first `vocab_size`."""
+        """Ids that a model may read: the tokenizer's and the noise's. It predicts the first `vocab_size`."""
         return self.first_noise_id + self.noise_ids
 
     def dim(self, field: str) -> int:
@@ -69,7 +69,7 @@ class ModelConfig(Protocol):
     def build(self, shape: DataShape, *, generator: torch.Generator, **stores: Tensor) -> nn.Module:
         """Build the model on the CPU in float32; its initial values depend on `generator` and `stores` only.
 
-        The stores of `self.stores` are arguments of their names if they are at hand, as they are before a training.
+        The stores of `self.stores` are arguments of their names if they are at hand, as they are before training.
 
         The module has `blocks` (an nn.ModuleList, the unit of sharding and diagnostics) and a part tag on every
         parameter (`models.parts.tag`).
@@ -95,7 +95,7 @@ def build_on_meta(make: Callable[[], Any], generator: torch.Generator) -> Any:
     except (RuntimeError, OverflowError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigurationError(
-            f"parameter 'model': expected a model that fits the memory, found one that cannot be made ({reason}). "
+            f"parameter 'model': expected a model that fits in memory, found one that cannot be allocated ({reason}). "
             "Lower its dimensions."
         ) from None
     init_weights(model, generator)

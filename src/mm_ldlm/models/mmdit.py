@@ -125,8 +125,8 @@ class TextEmbedding(nn.Module):
     def forward(self, tokens_BL: Tensor, *, token_probs_BLV: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compute the input (B, L, D) float32 of the stream, and the vectors (B, L, e) that are pooled.
 
-        `token_probs_BLV` are distributions of the tokens; each position has the expected vector instead of that of its
-        token.
+        `token_probs_BLV` are distributions of the tokens; each position has the expected vector instead of its
+        token's.
         """
         vectors_BLe = self.table(tokens_BL)
         if token_probs_BLV is not None:

@@ -116,13 +116,13 @@ class FreezingSnapshot:
         """Compare what is frozen now with the snapshot.
 
         Raises:
-            FreezingError: a frozen parameter moved or became trainable, or a trainable one was frozen.
+            FreezingError: a frozen parameter changed or became trainable, or a trainable one was frozen.
         """
         faults = []
         for name, part, parameter in tagged_parameters(root):
             before = self.values.get(name)
             if before is not None and not torch.equal(before.to(parameter.device), parameter.detach()):
-                faults.append(f"{name} ({part}) is frozen and has moved")
+                faults.append(f"{name} ({part}) is frozen but has changed")
             if (before is None) is not parameter.requires_grad:
                 was, now = ("trainable", "frozen") if before is None else ("frozen", "trainable")
                 faults.append(f"{name} ({part}) was {was} at the start and is {now} now")

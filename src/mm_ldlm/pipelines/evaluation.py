@@ -40,7 +40,7 @@ def load_evaluated(
         scores: the folder with the metrics of earlier evaluations.
 
     Raises:
-        EvaluationError: scores of this run would be replaced by those of other parameters, another seed or other data.
+        EvaluationError: scores of this run would be replaced by scores from another seed, other parameters or data.
     """
     given = {**to_dict(evaluation), **to_dict(sections), "seed": seed, "dataset": dataset.fingerprint}
     of_some = {*suites(), *sections, "device", "batch_tokens"}

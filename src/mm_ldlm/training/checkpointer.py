@@ -66,7 +66,7 @@ class Checkpointer:
     def save(self, line: dict[str, float]) -> list[str]:
         """Save a checkpoint, in the background if configured. Every rank must call this; rank 0 writes.
 
-        Returns the names of tensors that are not finite; then nothing is saved.
+        Returns the names of non-finite tensors; if there are any, nothing is saved.
 
         Args:
             line: metrics of this step, which determine `best`.
@@ -130,7 +130,7 @@ class Checkpointer:
     def resume(self, origin: str, root: Path) -> str | None:
         """Restore the newest checkpoint of the run, else the one of `training.resume`; return its name, None for none.
 
-        `never` counts only before a rank was lost. An incomplete checkpoint is refused, not passed over.
+        `never` does not apply to restarts after a lost rank. An incomplete checkpoint is refused, not skipped.
         """
         if origin == "never" and self.process.attempt == 0:
             return None
@@ -146,8 +146,8 @@ class Checkpointer:
         """Load a checkpoint on every rank; return its step.
 
         Raises:
-            CheckpointError: it is damaged, it belongs to another model, tokenizer, normaliser or encoder, or its
-                contents are not finite.
+            CheckpointError: it is damaged, belongs to another model, tokenizer, normaliser or encoder, or contains
+                non-finite numbers.
         """
         self.wait()
         collectives.barrier()  # rank 0 may just have finished writing

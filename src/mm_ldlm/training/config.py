@@ -194,7 +194,7 @@ class TrainingConfig:
     """Parameters of training, independent of model and objective.
 
     Attributes:
-        max_steps, epochs, max_tokens: limits of the training; the first that is reached ends it, and null is no limit.
+        max_steps, epochs, max_tokens: limits of training; the first that is reached ends it, and null means no limit.
             They are numbers of optimizer steps, of passes over all training examples, and of valid tokens (pads are not
             counted; the run ends with the step that reaches the number). At least one is needed: the plan of a run
             replaces max_steps by the number of steps that they allow, so that the learning-rate schedule ends there.

@@ -34,11 +34,11 @@ class Findings:
     """Findings of one rank, in the order of the computation.
 
     Attributes:
-        examples: field → examples with values of it that are not finite.
+        examples: field → examples with non-finite values of it.
         parameters: parameters with non-finite values.
         forward: first module with a non-finite output from finite inputs.
         gradient: first parameter with a non-finite gradient.
-        norm: largest norm of the gradients of a micro-batch, in float64; 0 if a gradient is not finite.
+        norm: largest norm of the gradients of a micro-batch, in float64; 0 if a gradient is non-finite.
         steepest: parameter with the largest of these gradients.
     """
 
@@ -58,7 +58,7 @@ class Findings:
         gradient = f" The first parameter with a non-finite gradient is {self.gradient}." if self.gradient else ""
         where = "; ".join(f"{name} of examples {numbers[:8]}" for name, numbers in self.examples.items())
         causes = [
-            (where, f"the input is not finite: {where} contain NaN or Inf. Remove these examples."),
+            (where, f"the input is non-finite: {where} contain NaN or Inf. Remove these examples."),
             (self.parameters, f"{len(self.parameters)} parameters are not finite, first {self.parameters[:1]}."),
             (self.forward, f"the inputs are finite, the first non-finite output is that of {self.forward}.{gradient}"),
             (self.losses, f"the model's outputs are finite, but not the loss: {', '.join(self.losses)}.{gradient}"),

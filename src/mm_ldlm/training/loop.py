@@ -134,7 +134,7 @@ def train(run: Run) -> Ending:
                 throughput.count_seconds()
                 frozen.verify(learner.root)
                 if bad := run.checkpointer.save(line):
-                    reason = f"after the update {len(bad)} tensors are not finite, the first of them {bad[0]}"
+                    reason = f"after the update {len(bad)} tensors are non-finite, the first of them {bad[0]}"
                     roll_back(run, learner.guard.give_up(reason, non_finite=True), diagnosis)
                     ended_early = ""
                     continue

@@ -1,4 +1,4 @@
-"""Write a sentence at intervals of time, to show the progress of a training.
+"""Write a sentence at intervals of time, to show the progress of training.
 
 A model that writes texts from latents rebuilds one held-out sentence from its latent; a model that writes texts from
 noise writes a text of the length of that sentence, always from the same noise. Models that do neither show nothing.

@@ -38,8 +38,8 @@ def run_session(document: dict[str, Any], runs: Path) -> dict[str, Any]:
     if is_done(before, spec):
         if before.fingerprint not in ("", spec.fingerprint):
             raise ConfigurationError(
-                f"parameter 'training.run_name': expected the parameters that {spec.name} was trained with, found "
-                "others. Choose another name, or set training.resume to never to train it anew."
+                f"parameter 'training.run_name': expected the parameters that '{spec.name}' was trained with, "
+                "found others. Choose another name, or set training.resume to never to train it from the start."
             )
         log.info("run %s is already finished: nothing to train", spec.name)
         return reference(spec, runs)
@@ -132,7 +132,7 @@ def read_status(directory: Path) -> Status:
 
 
 def is_done(status: Status, spec: TrainingSpec) -> bool:
-    """Return whether a run has reached the last step or the time of a spec; those of a later session may be higher."""
+    """Return whether a run has reached the last step or the time of a spec; a later session may raise both."""
     if status.status != "finished" or spec.training.resume == "never":
         return False
     minutes, seconds = spec.training.max_minutes, status.seconds

@@ -130,7 +130,7 @@ def plan(
     )
     if (runs / training.resume).resolve().parent == (runs / spec.name / CHECKPOINTS).resolve():
         raise ConfigurationError(
-            f"parameter 'training.resume': expected another run, found a checkpoint of the run {spec.name} itself, "
+            f"parameter 'training.resume': expected another run, found a checkpoint of '{spec.name}' itself, "
             "which continues from its newest one. To start from an earlier one, set training.run_name to a new name."
         )
     return spec

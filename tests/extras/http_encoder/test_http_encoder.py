@@ -178,7 +178,7 @@ def test_a_service_keeps_its_fingerprint_while_its_vectors_vary_and_loses_it_whe
     others = [config(service, **values).locate(expected=first.fingerprint).fingerprint for values in changed]
     assert len({first.fingerprint, *others}) == 1 + len(changed)
     service.vectors = lambda text: unit(text, salt="another model")
-    with pytest.raises(EncoderError, match="returns other vectors"):
+    with pytest.raises(EncoderError, match="returns different vectors"):
         config(service).locate(expected=first.fingerprint)
     assert config(service).locate(expected="of another kind").fingerprint != first.fingerprint
     assert "127.0.0.1" not in str(first.describe())

@@ -202,7 +202,7 @@ MALFORMED = {
     "item": ("/score", b'{"texts": ["w1", 5]}', 400, "texts[1]"),
     "mixed": ("/invert", b'{"targets": ["w1", [1, 1, 1, 1, 1, 1]]}', 400, "targets"),
     "lengths": ("/invert", b'{"targets": [[1, 2], [1]]}', 400, "one length"),
-    "search": ("/invert", b'{"targets": "w1", "search": 5}', 400, "keys with values"),
+    "search": ("/invert", b'{"targets": "w1", "search": 5}', 400, "expected a mapping"),
     "other sampler": ("/generate", b'{"n": 1, "latent_sampler": "margin"}', 400, "latent_sampler"),
     "ends": ("/interpolate", b'{"a": "w1", "b": ["w1", "w2"]}', 400, "b:"),
     "no gap": ("/infill", b'{"texts": ["[MASK]", "w1"]}', 400, "texts[1]"),

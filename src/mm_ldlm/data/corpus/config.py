@@ -91,7 +91,7 @@ class IngestionConfig:
             fitting = [source for source in self.sources if hasattr(source, named) and (source.paths or key == "path")]
             refuse_if(
                 len(fitting) != 1,
-                f"'{key}' replaces the '{named}' of the only source with a path that has it, found {len(fitting)}. "
+                f"expected one source with a path, whose '{named}' the key '{key}' replaces, found {len(fitting)}. "
                 f"Choose an environment for your own data (`--env=own_text --params ingestion.path=FILE`, or "
                 "own_csv), or set ingestion.sources",
                 key,

@@ -110,7 +110,7 @@ class LocalEncoderConfig:
         if self.path is None or Path(self.path).exists():
             return None
         return (
-            f"parameter 'encoder.path': {self.path} does not exist (looked from {Path.cwd()}). Correct it or put the "
+            f"parameter 'encoder.path': {self.path} does not exist (relative to {Path.cwd()}). Correct it or put the "
             "folder with the weights there."
         )
 
@@ -150,7 +150,7 @@ class LocalEncoderConfig:
         if truncate is not None and spec.dim is not None and truncate > spec.dim:
             raise EncoderError(
                 f"encoder {spec.name!r}: truncate_dim={truncate}, but its vectors have {spec.dim} dimensions. "
-                "Set encoder.truncate_dim to at most that."
+                "Lower encoder.truncate_dim."
             )
         files = {str(file.relative_to(folder)): file_sha256(file) for file in deciding_files(folder)}
         parts = {field: getattr(spec, field) for field in _DECIDING}

@@ -23,7 +23,7 @@ class ExtractConfig:
             in the manifest and left out of the index by validation).
         engine: where the latents are computed: `local`, the processes of this host, or `ray`, a Ray cluster.
         launch: hosts that embed together with the engine `local`, from a folder that all of them share. NNODES,
-            NODE_RANK, MASTER_ADDR, MASTER_PORT and NPROC_PER_NODE override it and `processes`, as in a training.
+            NODE_RANK, MASTER_ADDR, MASTER_PORT and NPROC_PER_NODE override it and `processes`, as in training.
     """
 
     dtype: StoredType = "float32"

@@ -135,8 +135,8 @@ class Parts:
         if found and found != self.made_by:
             other = sorted(name for name in {*found, *self.made_by} if found.get(name) != self.made_by.get(name))
             raise FingerprintError(
-                f"{self.workspace}: expected a store made with {other[0]} {self.made_by.get(other[0])}, found one made "
-                f"with other {', '.join(other)} ({found.get(other[0])}). Nothing was changed. Restore the earlier "
+                f"{self.workspace}: expected a store made with {other[0]} {self.made_by.get(other[0])}, found one that "
+                f"differs in {', '.join(other)} ({found.get(other[0])}). Nothing was changed. Restore the earlier "
                 "settings, or remove the folder to compute everything again."
             )
         records = (recorded(path, Shard) for path in sorted(self.folder.glob("part-*.json")))

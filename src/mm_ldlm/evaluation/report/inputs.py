@@ -1,4 +1,4 @@
-"""Inputs of a report: the record of a training, the inputs of the page, and examples of the suites' rows."""
+"""Inputs of a report: the record of training, the inputs of the page, and examples of the suites' rows."""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from mm_ldlm.training.jsonl import number, read_events, read_metrics
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Record of a training in its run folder; parts without a file are empty."""
+    """Record of training in a run folder; parts without a file are empty."""
 
     config: Mapping[str, Any]
     """config.json"""

@@ -1,6 +1,6 @@
 """Unconditional texts: diversity, memorisation, and optionally generative perplexity and MAUVE.
 
-Generative perplexity is never reported alone, because it falls when diversity collapses (arXiv:2409.02908): the suite
+Generative perplexity is never the only measure, because it falls when diversity collapses (arXiv:2409.02908): the suite
 adds it to the diversity of the same texts.
 """
 
@@ -277,7 +277,7 @@ def memorised(outputs: Sequence[str], training_texts: Iterable[str]) -> np.ndarr
 def attested_bigrams(groups: Sequence[Sequence[str]], training_texts: Iterable[str]) -> list[np.ndarray]:
     """Compute the fraction of each text's word bigrams, text edges included, that occur in a training text: (n,) each.
 
-    A text that is not fluent has few; held-out text, another group, gives the value to compare with.
+    Texts that lack fluency have few; held-out texts give the reference value.
     """
     pairs = [[_bigrams(text) for text in texts] for texts in groups]
     wanted = {pair for rows in pairs for row in rows for pair in row}

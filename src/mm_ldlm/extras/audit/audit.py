@@ -132,7 +132,7 @@ def encoder_cosine(found: Sample, model: "MMLDLM") -> float | None:
         EvaluationError: it is below `ALIKE`, or below this part of what an adapter of the model reaches.
     """
     if not embeds(model):
-        log.warning("whether the vectors are those of the model's encoder is not checked: %s", model.no_encoder)
+        log.warning("whether the vectors come from the model's encoder is not checked: %s", model.no_encoder)
         return None
     reached = 1.0 if model.no_encoder is None else float(model.normaliser.adapter.about.cosine)
     vectors_nd = found.vectors_nd[:CHECKED]

@@ -26,7 +26,7 @@ from mm_ldlm.app.console import messages_only, refuse_result
 @click.option("-o", "--output", type=click.Path(), default="audit.html", show_default=True, help="The page.")
 @click.option("--overwrite", is_flag=True, help="Replace the output if it exists.")
 def audit(vectors: str, texts: str | None, params: str, seed: int, output: str, overwrite: bool, **given: Any) -> None:
-    """Measure how much text can be read from VECTORS, and which defences help: a page, and its numbers as .json.
+    """Measure how much text can be read from VECTORS, and which defences help; write a page, and its numbers as .json.
 
     VECTORS is a .npy file, whose texts are the lines of TEXTS; a table with texts and vectors (.parquet, .jsonl, .csv);
     a folder of LanceDB; or the address of a PostgreSQL database (postgresql://HOST/DATABASE). Nothing is written to it.

@@ -29,13 +29,13 @@ class AuditConfig:
             UUID, or the number of the row.
         model: the inverter: a run, an exported run, or the name of a model of the package.
         rows: sampled texts that are read from their vectors.
-        collection_rows: further sampled rows, which with `rows` are the collection of the retrieval; the attacker
-            knows their texts and vectors.
+        collection_rows: further sampled rows, which retrieval searches together with `rows`; the attacker knows their
+            texts and vectors.
         compared_rows: rows, among `rows`, that are read from each stored form and behind each defence.
         queries: rows, among `rows`, that are queries of the retrieval.
         search: the search of the attacker, for every text.
         attacker_data: new folder for the data of a trained attacker: a Parquet file for each form, with the texts that
-            the attacker knows and their vectors, as its map brings them back from the stored ones.
+            the attacker knows and their vectors, as its map recovers them from the stored ones.
         attackers: the name of a form, and the run that was trained on its file of `attacker_data`.
         truncations: fractions of the dimensions that are kept.
         code_dims: dimensions that share one byte in product quantisation.
@@ -75,14 +75,14 @@ class AuditConfig:
         npy = self.vectors.endswith(".npy")
         refuse_if(
             npy != (self.texts is not None),
-            "expected 'texts', a file with one text per line, with a .npy file and with nothing else, found "
+            "expected 'texts', a file with one text per line, if and only if 'vectors' is a .npy file, found "
             f"vectors={self.vectors} and texts={self.texts}",
             "vectors", "texts",
         )  # fmt: skip
         refuse_if(
             self.is_database != (self.table is not None),
-            "expected 'table' with PostgreSQL (postgresql://HOST/DATABASE) and a folder of LanceDB, and with nothing "
-            "else, found "
+            "expected 'table' if and only if 'vectors' is a PostgreSQL address (postgresql://HOST/DATABASE) or a "
+            "folder of LanceDB, found "
             f"vectors={self.vectors} and table={self.table}",
             "vectors", "table",
         )  # fmt: skip

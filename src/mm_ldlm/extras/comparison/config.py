@@ -22,7 +22,7 @@ Name = Annotated[str, bounded(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
     if not seeds or len(set(seeds)) != len(seeds):
-        raise ValueError("expected seeds, at least one and each once")
+        raise ValueError("expected one or more distinct seeds")
     return seeds
 
 
@@ -93,7 +93,7 @@ class ComparisonConfig:
     def __post_init__(self) -> None:
         names = [member.name for member in self.members]
         lower = {name.lower() for name in names}  # some file systems ignore case
-        refuse_if(len(lower) != len(names), f"expected different names, found {names}", "members")
+        refuse_if(len(lower) != len(names), f"expected unique names, found {names}", "members")
         hint = "" if self.baseline is None else nearest(self.baseline, names)
         found = f"({', '.join(names)}), found '{self.baseline}'.{hint}".removesuffix(".")
         refuse_if(self.baseline not in (None, *names), f"expected the name of a member {found}", "baseline")

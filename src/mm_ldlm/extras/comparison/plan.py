@@ -124,7 +124,7 @@ def plan(config: ComparisonConfig, loader: Any, project: Path) -> dict[str, Any]
 
 
 def refuse_short_trainings(sessions: Sequence[Session]) -> None:
-    """Refuse trainings that would end within their warm-up; sessions without data are not checked."""
+    """Refuse runs that would end within their warm-up; sessions without data are not checked."""
     from mm_ldlm.training.spec import limits
 
     short = dict[str, tuple[int, int]]()
@@ -141,7 +141,7 @@ def refuse_short_trainings(sessions: Sequence[Session]) -> None:
     if short:
         found = ", ".join(f"{name} (steps: {steps}, warm-up: {most})" for name, (steps, most) in short.items())
         raise ConfigurationError(
-            f"comparison.budget: expected trainings at least as long as their warm-up, found {found}. Raise the "
+            f"comparison.budget: expected runs at least as long as their warm-up, found {found}. Raise the "
             f"budget, or set training.optimizer.warmup_steps to at most {min(short.values())[0]}."
         )
 

@@ -158,7 +158,7 @@ def _against(theirs: Sequence[Finished], ours: Sequence[Finished], name: str, bo
 def _judge(paired: Mapping[str, Any], *, level: float) -> None:
     """Correct the p-values of each score for the number of members (Holm 1979), and set the verdicts by them.
 
-    A difference of one seed has no p-value, because it contains nothing about other seeds.
+    A difference of one seed has no p-value, because it contains no information about other seeds.
     """
     tested: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for member in paired.values():

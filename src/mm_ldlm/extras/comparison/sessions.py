@@ -221,7 +221,7 @@ def log_of(session: Session) -> Path:
 
 
 def _stop(running: Sequence[_Running]) -> None:
-    """End the sessions that still run, as Ctrl-C would: their trainings write a checkpoint first."""
+    """End the sessions that still run, as Ctrl-C would: those that train write a checkpoint first."""
     for each in running:
         each.process.terminate()
     for each in running:

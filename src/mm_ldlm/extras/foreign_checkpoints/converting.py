@@ -40,7 +40,7 @@ class Converted:
     tensors: dict[str, Tensor]
     """by the name of the model's parameter"""
     format: str | None
-    """"ddit"; None: the names are those of this project"""
+    """"ddit"; None: the names of this project"""
     left_out: list[str]
     """names of the checkpoint that became no parameter"""
     averaged: bool = False
@@ -178,5 +178,5 @@ def _fitted(value: Tensor, target: Size, *, name: str, added: int, source: Path)
         return torch.cat([value, added_rows])
     raise CheckpointError(
         f"{source}: expected {target[0]} tokens in {name}, or up to {ROUNDING - 1} more by rounding, found {rows}. Use "
-        "the tokenizer of the checkpoint, with its whole vocabulary (tokenizer.reduce_vocabulary=false)."
+        "the tokenizer of the checkpoint, with its complete vocabulary (tokenizer.reduce_vocabulary=false)."
     )

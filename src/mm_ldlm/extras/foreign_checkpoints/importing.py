@@ -1,4 +1,4 @@
-"""Import of a checkpoint of another trainer as a run folder, which samples, and which starts a training.
+"""Import a checkpoint of another trainer as a run folder, for sampling and as initial weights.
 
 The model comes from the checkpoint itself (a known format, or an export of this project) or from a run that it is
 imported like.

@@ -49,7 +49,7 @@ class HttpEncoderConfig:
         key_variable: name of the environment variable that contains the key; null sends none. Parameters are stored
             with runs and shown by MLflow and the report, so that they never contain the key itself.
         batch_rows: maximum number of sentences in one request.
-        batch_bytes: maximum number of bytes of the sentences in one request; a longer sentence is sent alone.
+        batch_bytes: maximum number of bytes of the sentences in one request; a longer sentence is a request by itself.
         connections: number of requests at the same time.
         requests_per_minute: limit of one process; null for none.
         timeout: seconds for one exchange, from the connection to the last byte of the answer.
@@ -82,7 +82,7 @@ class HttpEncoderConfig:
         address = urllib.parse.urlsplit(endpoint(self.url))
         refuse_if(
             self.shorten and self.dim is None,
-            "expected dim, the number of dimensions to ask for, found null",
+            "expected dim, the number of dimensions to request, found null",
             "shorten",
             "dim",
         )
@@ -259,7 +259,7 @@ class _Service:
         """Return the vectors of the probe sentences.
 
         Raises:
-            EncoderError: they are not finite, or zero.
+            EncoderError: they are non-finite or zero.
         """
         found_Kd = self.embed(probes.SENTENCES)
         if not np.isfinite(found_Kd).all() or not found_Kd.any(axis=1).all():
@@ -274,8 +274,8 @@ class _Service:
         least, cosine = self._parameters.min_cosine, max(-1.0, 1 - distance**2 / 2)
         if cosine < least:
             raise EncoderError(
-                f"{self.name}: the model {self._parameters.name!r} returns other vectors than before: the cosine of a "
-                f"probe sentence is {cosine:.4g}, encoder.min_cosine is {least:g}. Another model "
+                f"{self.name}: the model {self._parameters.name!r} returns different vectors than before: the cosine "
+                f"of a probe sentence is {cosine:.4g}, encoder.min_cosine is {least:g}. Another model "
                 "answers under this name, or another version of it. Finished shards are kept, and no further one was "
                 "written. Restore the earlier model and run again, or remove the latents to embed everything with the "
                 "present one."

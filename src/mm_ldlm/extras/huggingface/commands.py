@@ -20,7 +20,7 @@ EXPORTS = Registry("export format", {}, group="exports")
     help="huggingface: safetensors, for MMLDLM.from_pretrained and SentenceTransformer; model.pt: for older trainers.",
 )  # fmt: skip
 @click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step.")
-@click.option("--last", is_flag=True, help="The last weights instead of the averaged ones.")
+@click.option("--last", is_flag=True, help="Export the last weights, not the averaged ones.")
 @click.option(
     "--dtype", type=click.Choice(["bfloat16"]), help="Store matrices in half the size; by default as trained."
 )

@@ -35,7 +35,7 @@ class ExportConfig:
 def write_layout(
     path: str | Path, records: ShardStore, *, tokenizer: TextTokenizer, latents: LatentStore | None
 ) -> dict[str, int]:
-    """Write texts, tokens of the whole vocabulary, and latents if there are any; return the rows per split.
+    """Write texts, tokens of the complete vocabulary, and latents if there are any; return the rows per split.
 
     The latents have the type and the bits of the store. The layout appears under its name when it is complete.
 

@@ -35,7 +35,7 @@ class Folder:
             member.filename = _plain(member.filename)
             name = check_name(path, member.filename).as_posix()
             if name in self._members and not member.is_dir():
-                file.refuse("members of different names", f"two with the name {name}")
+                file.refuse("members with unique names", f"two with the name {name}")
             self._members[name] = member
 
     def close(self) -> None:

@@ -77,7 +77,7 @@ class LayoutConfig(SourceConfig):
         for name in texts:
             if name not in read:
                 number += 1
-                detail = "no list names this file, or its folder is not that of a split: it is not read"
+                detail = "no list names this file, or its folder is not the folder of a split: it is not read"
                 yield BadRow(f"{folder.path}/{name}", number, "unlisted_file", detail)
 
     def _splits(self, there: set[str]) -> Mapping[str, str | None]:

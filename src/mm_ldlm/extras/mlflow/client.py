@@ -102,7 +102,7 @@ class MlflowRun:
             self.client.update_run(self.run_id, name=name)
 
     def add_metrics(self, values: Mapping[str, Any], *, first: Collection[str]) -> None:
-        """Log the finite numbers among the values of `metrics.json`, those of `first` in the first group of names."""
+        """Log the finite numbers among the values of `metrics.json`; names in `first` go to the first group."""
         names = {key: f"{HEADLINE}/{key}" if key in first else f"{EVALUATION}/{key.replace('.', '/', 1)}"
                  for key in values}  # fmt: skip
         self._log([(names[key], value, 0) for key, value in values.items()])

@@ -13,7 +13,7 @@ from mm_ldlm.app.console import messages_only
 def send_runs(uri: str, data: str) -> None:
     """Send the runs that were recorded locally to the MLflow store URI, which did not answer then.
 
-    A run that was sent is not sent again. Its model is registered by `tracking.register` of the run.
+    No run is sent twice. The model of a run with `tracking.register` is registered.
     """
     from mm_ldlm.core import TrackingError, mask, reason_of
     from mm_ldlm.core.files import InputFile

@@ -249,7 +249,7 @@ class TrackingHooks:
     # -- sending -------------------------------------------------------------------------------------------------------
 
     def _send(self, method: str, *arguments: Any, at_least: float = 0.0, **named: Any) -> Any:
-        """Call a method of the MLflow run, if there is one, within a bounded time; a run goes on without an answer.
+        """Call a method of the MLflow run, if there is one, within a bounded time; a run continues without an answer.
 
         Calls that fail are made again, in their order, after `PAUSE` seconds and at the end of the run.
         """
@@ -262,7 +262,7 @@ class TrackingHooks:
             return self._deliver(self._run)
         except TrackingError as error:
             if self._resting_until == -math.inf:
-                log.warning("MLflow does not answer (%s); the run goes on, and is recorded later", error)
+                log.warning("MLflow does not answer (%s); the run continues, and is recorded later", error)
             self._resting_until = time.monotonic() + PAUSE
             return None
 

@@ -101,7 +101,7 @@ class PrecomputedEncoderConfig:
         encoder = load_encoder(self.for_new_texts, device=device)
         if encoder.dim != self.dim:
             raise EncoderError(
-                f"expected vectors of dimension {self.dim} from the encoder for new texts, like those of "
+                f"expected vectors of dimension {self.dim} from the encoder for new texts, like the vectors of "
                 f"'{self.name}', found dimension {encoder.dim}. Correct encoder.for_new_texts."
             )
         encoder.located = located

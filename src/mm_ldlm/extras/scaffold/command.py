@@ -31,8 +31,8 @@ KINDS = {
 def new(what: str, name: str, folder: str | None) -> None:
     """Write a package with a new process, objective, model or sampler, its test and its README.
 
-    It works as it is: install it, and NAME is a kind that parameters choose. FOLDER is a new folder, by default NAME
-    next to the current folder.
+    The package works as generated: once it is installed, parameters can choose the kind NAME. FOLDER is a new folder,
+    by default NAME next to the current folder.
     """
     import jinja2
 

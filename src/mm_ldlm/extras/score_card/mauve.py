@@ -1,6 +1,6 @@
 """MAUVE (Pillutla et al. 2021) of two sets of embeddings, with the constants of the paper's package.
 
-The features are sentence embeddings instead of hidden states of GPT-2, so that values compare within a card only.
+The features are sentence embeddings instead of hidden states of GPT-2, so values are comparable only within a card.
 """
 
 import numpy as np

@@ -40,7 +40,7 @@ class EncoderAdapter:
     ) -> Any:  # fmt: skip
         """Encode texts: (n, d) float32, or (d,) for a single string; a torch tensor on request."""
         if wrong := [name for name, value in UNCHANGED.items() if options.get(name, value) != value]:
-            raise EvaluationError(f"Expected options that keep the vectors, found {', '.join(wrong)}. Remove them.")
+            raise EvaluationError(f"Expected options that do not alter vectors, found {', '.join(wrong)}. Remove them.")
         items = [sentences] if isinstance(sentences, str) else sentences
         texts = [text for item in items for text in (item["text"] if isinstance(item, dict) else [item])]
         vectors = np.asarray(self._encode(texts), dtype=np.float32)

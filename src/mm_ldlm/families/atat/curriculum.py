@@ -36,9 +36,9 @@ class CurriculumConfig:
 
     Attributes:
         pace: see above.
-        steps: steps until p is 1; null: those of the run, also where a budget of tokens decides how many they are.
+        steps: steps until p is 1; null: the steps of the run, even if a budget of tokens decides their number.
         window: of `dynamic`: steps that a mean loss is taken over.
-        plateau: of `dynamic`: a stage ends when a window's mean loss is not this fraction below the one before.
+        plateau: of `dynamic`: a stage ends when a window's mean loss is not lower by this fraction than the last one's.
     """
 
     steps: PositiveInt | None = None

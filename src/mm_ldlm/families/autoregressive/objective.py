@@ -61,7 +61,7 @@ class AutoregressiveSampler(Overridable):
         """Write texts of at most L tokens. See `sampling.base.TextSampler.sample`.
 
         Raises:
-            SamplingError: the model is a diffusion model, or a token is given behind one that is to be written.
+            SamplingError: the model is a diffusion model, or a token is given after a position to write.
         """
         require_fit(self, canvas)
         model, given_BL = canvas.denoise, torch.zeros_like(canvas.tokens, dtype=torch.bool)
@@ -69,8 +69,8 @@ class AutoregressiveSampler(Overridable):
             given_BL = ~canvas.open & (canvas.tokens != model.pad_id)
             if behind := int((given_BL[:, 1:] & (canvas.open[:, :-1].cumsum(dim=1) > 0)).sum()):
                 raise SamplingError(
-                    "sampler 'autoregressive' writes from left to right, found positions to be written before "
-                    f"{behind} given tokens. Choose a run that can infill."
+                    "sampler 'autoregressive' writes from left to right: expected all given tokens at the beginning, "
+                    f"found {behind} after a position to write. Choose a run that can infill."
                 )
         draw = Draw(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
         return autoregressive(
@@ -94,7 +94,7 @@ def autoregressive(
 
     Returns:
         Tokens (B, L), padded. `steps` is the position of each token, and −1 at pads. `calls_per_row` counts the model
-        calls in which the text took part, including that of its end token.
+        calls in which the text took part, including the call for its end token.
     """
     sample = TextSample.start(torch.full_like(canvas_BL, model.pad_id))
     rows_A = torch.arange(len(generator), device=generator.device)
@@ -226,7 +226,7 @@ class AutoregressiveGeneration(GenerativeModel):
     def write(
         self, canvas_BL: Tensor, open_BL: Tensor, *, latents_Bd: Tensor | None, sampler: Any, generator: RowGenerator
     ) -> TextSample:
-        """Write texts of at most L tokens. Latents and given tokens do not exist for this model."""
+        """Write texts of at most L tokens. This model reads neither latents nor given tokens."""
         return sampler.sample(
             Canvas(denoise=self.model, process=None, tokens=canvas_BL, generator=generator, open=open_BL)
         )

@@ -68,7 +68,7 @@ def classify(
     second: Sequence[str] | str | None = None,
     too_long: TooLong = "refuse",
 ) -> Classes:
-    """Assign each text, latent or pair of texts to a class; the run was trained for one of the three.
+    """Assign each text, latent or pair of texts to a class; a run classifies one of the three.
 
     Args:
         items: texts; for a classifier of latents also raw latents, and the encoder embeds texts first.

@@ -61,7 +61,7 @@ class UnconditionalConfig:
 
 def _known(task: str) -> str:
     if task not in TASKS:
-        raise ValueError(f"expected a task, found '{task}'.{nearest(task, TASKS)} Known here: {', '.join(TASKS)}")
+        raise ValueError(f"expected a task, found '{task}'.{nearest(task, TASKS)} Choose from: {', '.join(TASKS)}")
     return task
 
 

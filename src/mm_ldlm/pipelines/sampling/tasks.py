@@ -134,7 +134,7 @@ def problems(sections: Mapping[str, Any]) -> list[str]:
 
 
 class L2t(Task):
-    """Invert held-out latents, `.npy` files and given texts; `cosine` is that of the re-embedded text.
+    """Invert held-out latents, `.npy` files and given texts; `cosine` is the re-embedded text's.
 
     `sample` numbers the texts of one latent, and `best` marks the one with the highest cosine. Without an encoder,
     there is neither a search nor a cosine.

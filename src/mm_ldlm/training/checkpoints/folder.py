@@ -28,7 +28,7 @@ FORMAT_VERSION = 2
 _READ = (".safetensors", ".json", ".arrow")
 """Endings of the files that are read from a checkpoint; each must be in its marker."""
 _BESIDE, _TOOLS = (MARKER, "README.md", ".gitattributes"), (".git", ".cache")
-"""Files and folders of an exported run that its marker does not name: the card, and those of git and of downloads"""
+"""Files and folders of an exported run that its marker does not name: the card, and what git and downloads add"""
 _OTHER = "Restore it, or name another checkpoint: an older one is used only if it is named."
 AGAIN = "Export the run again, or download it again."
 """Remedy for a damaged folder of an exported run"""
@@ -64,7 +64,7 @@ def write(
         tensors: file name (….safetensors) → tensors by name, which must not change while they are written.
         documents: file name (….json) → JSON value.
         folders: folder name → folder to copy.
-        called: another name of the folder, which `latest` does not name then.
+        called: another name for the folder; `latest` then stays unchanged.
 
     Raises:
         CheckpointError: the disk is full, or the file system failed otherwise; earlier checkpoints are unchanged.
@@ -119,7 +119,7 @@ def check(path: Path) -> Marker:
     """Compare a checkpoint with its marker, and return the marker.
 
     Raises:
-        CheckpointError: there is no marker, it is that of another step or format, or a file is missing, damaged or not
+        CheckpointError: there is no marker, it belongs to another step or format, or a file is missing, damaged or not
             in the marker.
     """
     marker = _marker(path)
@@ -131,7 +131,7 @@ def check(path: Path) -> Marker:
         file = _file(path, name)
         size = file.stat().st_size if file.is_file() else None
         if size != promised.bytes or file_sha256(file) != promised.sha256:
-            found = "none" if size is None else f"{size} bytes" if size != promised.bytes else "another one"
+            found = "none" if size is None else f"{size} bytes" if size != promised.bytes else "other content"
             door.refuse(f"the file {name} of {promised.bytes} bytes", f"{found}: it is damaged")
     for file in path.rglob("*"):
         inner = file.relative_to(path)
@@ -142,8 +142,8 @@ def check(path: Path) -> Marker:
         else:
             read = file.suffix in _READ
         if read and inner.as_posix() not in marker.files:
-            dataclasses.replace(door, remedy=f"Remove it. {door.remedy}").refuse(
-                f"{inner} in {MARKER}", "it added later"
+            dataclasses.replace(door, remedy=f"Remove it. {AGAIN if exported else ''}".strip()).refuse(
+                f"only the files that {MARKER} lists", f"{inner}, which was added later"
             )
     return marker
 
@@ -189,7 +189,7 @@ def tensors(path: Path, name: str) -> dict[str, Tensor]:
 
 
 def document(path: Path, name: str) -> dict[str, Any]:
-    """Read one JSON file of a checkpoint, a mapping without numbers that are not finite."""
+    """Read one JSON file of a checkpoint: a mapping, in which all numbers are finite."""
     door = InputFile(path / name, error=CheckpointError, remedy=_remedy(path))
     found: dict[str, Any] = door.json(dict)
     if not all(math.isfinite(leaf) for leaf in tree_leaves(found) if isinstance(leaf, float)):

@@ -18,7 +18,7 @@ _WEIGHTS = ("run", "checkpoint", "digest", "weights")
 def weights_of(checkpoint: Path, *, use_ema: bool) -> dict[str, str]:
     """Describe weights: names of run and checkpoint, a digest of the checkpoint, and which of its weights.
 
-    The digest differs between two trainings of the same name, the names are for the reader.
+    The digest differs between two training runs of the same name; the names are for the reader.
     """
     averaged = use_ema and (checkpoint / "ema.safetensors").is_file()
     run = checkpoint.parents[1] if checkpoint.parent.name == "checkpoints" else checkpoint.parent

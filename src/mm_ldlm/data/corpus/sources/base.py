@@ -218,7 +218,7 @@ class SourceConfig:
 
     def file(self, path: str | Path, *, key: str = "path") -> InputFile:
         """Return the door to a file of the source."""
-        remedy = f"Correct the '{key}' of source '{self.label}', or put the file there (looked from {Path.cwd()})."
+        remedy = f"Correct the '{key}' of source '{self.label}', or put the file there (relative to {Path.cwd()})."
         if os.path.isdir(path):
             suffixes = [each.suffix for each in Path(path).iterdir() if each.is_file()] or [".txt"]
             remedy = f"Name its files: {setting('ingestion.path', f'{path}/*{statistics.mode(suffixes)}')}."

@@ -28,7 +28,7 @@ def told(
     template: str, options: Sequence[str] = ("",), *, end: str = ".", without: tuple[str, ...] = (),
     adjective: float = 0.6,
 ) -> Shape:  # fmt: skip
-    """Make the shape that tells an event, {0} of the template, and draws one of the options for {1}."""
+    """Make the shape that describes an event ({0} of the template), with one of the options for {1}."""
 
     def shape(draw: Draw) -> str:
         event = draw.event(keep=lambda row: row.topic not in without, adjective=adjective)
