@@ -52,7 +52,7 @@ def test_the_newest_run_below_a_folder_is_found(tmp_path: Path, caplog: pytest.L
         assert (str(places[0]) in caplog.text) is (expected in (1, 2))
         assert MMLDLM.from_run(folder, device="cpu").parts.step == 3
     assert newest_run(tmp_path / "data/own") == places[2]
-    for missing in ("nowhere", None, 3):
+    for missing in ("minilm-englsh", None, 3):
         with pytest.raises(CheckpointError, match="no such run folder"):
             newest_run(missing)
 

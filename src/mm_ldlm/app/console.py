@@ -22,7 +22,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from mm_ldlm.app.requests import COMMANDS, Request, request_at
-from mm_ldlm.core import MMLDLMError, SamplingError, mask, reason_of, show
+from mm_ldlm.core import MMLDLMError, SamplingError, mask, nearest, reason_of, show
 from mm_ldlm.core.files import refuse_other, write_bytes, write_problem
 from mm_ldlm.inference.files import DEFAULT, RUNS, read_array, read_texts, run_of
 
@@ -35,7 +35,8 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            missing = f"No such command {show(cmd_name)}.{nearest(cmd_name, COMMANDS)}"
+            return None if ctx.resilient_parsing else ctx.fail(missing)
         request = request_at((COMMANDS.external | COMMANDS.known)[cmd_name])
         with messages_only():
             return cast(click.Command, COMMANDS.load(cmd_name)) if request is None else command_of(cmd_name, request)

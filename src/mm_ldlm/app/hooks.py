@@ -280,8 +280,9 @@ class ProjectHooks:
             tables = {name: load(name) for name in saved if name.startswith("samples_")}
             found = {name: _mean_cosine(table) for name, table in tables.items() if len(table)}
         for name in sorted(found):
-            place = getattr(self._catalog.get(name), "_filepath", None)
-            log.info("%s: %s%s", name.replace("_", " "), found[name], place)
+            log.info(
+                "%s: %s%s", name.replace("_", " "), found[name], getattr(self._catalog.get(name), "_filepath", None)
+            )
 
     def _show_next(self, run_params: Mapping[str, Any]) -> None:
         """Log the command that runs the pipelines after these, or that uses the run if none is left."""

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.core import CheckpointError, SamplingError, show
+from mm_ldlm.core import CheckpointError, SamplingError, nearest, show
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG, MARKER
 
@@ -102,7 +102,8 @@ def newest_run(path: Any) -> Path:
         # not of the Path, in which the credentials of an address are not recognised
         shown = show(str(path) if isinstance(path, Path) else path)
         raise CheckpointError(
-            f"{shown}: no such run folder. Give the folder of a run, or the one that contains all runs."
+            f"{shown}: no such run folder.{nearest(path, pretrained_names())} Give the folder of a run, one that "
+            f"contains runs, or the name of a model of the package ({', '.join(pretrained_names())})."
         )
     path = Path(path)
     if _is_run(path):
