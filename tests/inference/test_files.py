@@ -44,6 +44,7 @@ def test_the_newest_run_below_a_folder_is_found(tmp_path: Path, caplog: pytest.L
     for folder, expected in (
         (tmp_path / "data", 2),
         (places[0].parent, 1),
+        (places[0].parents[1], 1),
         (places[0], 0),
         (places[0] / "checkpoints/step-00000003", None),
     ):

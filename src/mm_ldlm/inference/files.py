@@ -108,7 +108,7 @@ def newest_run(path: Any) -> Path:
     path = Path(path)
     if _is_run(path):
         return path
-    places = ("*", "06_models/runs/*", "*/06_models/runs/*", "*/*/06_models/runs/*")
+    places = ("*", "runs/*", "06_models/runs/*", "*/06_models/runs/*", "*/*/06_models/runs/*")
     names = [f"{place}/{CHECKPOINTS}/{name}" for place in places for name in ("latest", "step-*")]
     written = [(each.lstat().st_mtime_ns, each) for name in names for each in path.glob(name)]
     newest, *others = dict.fromkeys(each.parents[1] for _, each in sorted(written, reverse=True)) or [path]

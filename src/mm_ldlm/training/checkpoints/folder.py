@@ -223,7 +223,7 @@ def find(path: Path, *, which: str | int = "latest") -> Path:
                 "The run was trained without training.checkpoint.best_metric, as trials are. Use `--checkpoint latest`,"
                 " or in a pipeline `--params sampling.checkpoint=latest,evaluation.checkpoint=latest`."
                 if which == "best" and steps != "none"
-                else "Choose latest, best or one of these, train the run, or name another folder."
+                else "Choose latest, best or one that was found; if none was, name the folder of a trained run."
             )
         )
     try:
