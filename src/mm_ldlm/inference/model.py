@@ -321,8 +321,8 @@ class LoadedModel:
     def reembedded(self, texts: Sequence[str], raw_md: Floats) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
         """Embed texts that the model wrote: cosines (m,) to raw latents (m, d), and standardised latents (m, d).
 
-        The standardised latents have the directions of the texts and the lengths of the raw latents.
-        The vectors of the texts receive the norms of the latents, so that only directions are compared.
+        The standardised latents have the directions of the texts and the norms of the raw latents, because the scale of
+        an encoder need not be that of the latents.
         With an adapter and without the encoder of the latents, both are compared as vectors of the run's own encoder.
         """
         normaliser = self.normaliser
