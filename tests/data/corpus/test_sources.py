@@ -135,7 +135,7 @@ def test_a_missing_file_is_named_with_its_source_and_a_folder_with_its_files(
         read({"kind": "text", "name": "my_texts", "path": "missing.txt"})
     Path("folder").mkdir()
     Path("folder/a.csv").touch()
-    for kind in ("text", "table", "jsonl"):
+    for kind in ("text", "jsonl"):
         with refuses(SourceError, "`--params 'ingestion.path=folder/*.csv'`"):
             read({"kind": kind, "path": "folder"})
 
