@@ -54,15 +54,16 @@ def test_a_wrong_parameter_ends_a_run_before_its_first_node(tmp_path: Path, refu
 @pytest.mark.parametrize(
     ("read", "first"),
     [
-        ("tokens", "ingestion"),
-        ("preparation_report", "ingestion"),
-        ("dataset", "ingestion,embedding,validation"),
+        ("tokens", "--env=test --pipelines=ingestion"),
+        ("preparation_report", "--env=test --pipelines=ingestion"),
+        ("dataset", "--env=test --pipelines=ingestion,embedding,validation"),
+        ("sampling_model", "--nodes=sampling.load_model,…"),
     ],
 )
 def test_a_run_whose_inputs_nobody_wrote_names_the_pipelines_that_write_them(
     read: str, first: str, tmp_path: Path, refuses: Refuses
 ) -> None:
-    with refuses(StoreError, f"no {read}", f"--env=test --pipelines={first}"):
+    with refuses(StoreError, read, first):
         Session(tmp_path).run(one(read, "latents", "runs", "timings", outputs="comparison"))
 
 

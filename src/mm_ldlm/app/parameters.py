@@ -58,8 +58,8 @@ SCALARS = {"seed": Seed} | dict.fromkeys(("data", "results", "run", "sts", "text
 depends on the model), `run` (the path of a run or a checkpoint to sample), `sts` and `texts` (the folders of the files
 of the environments sts and sentences) are given at run time only."""
 LIGHT = (*SCALARS, "ingestion", "tokenizer", "encoder", "embedding", "validation", "normaliser", "training")
-"""Keys whose mistakes are refused before the others are read, whose configurations import torch: that takes as long as
-everything else."""
+"""Keys that are checked first. Mistakes in them are refused before the configurations of the other keys import torch,
+which takes as long as everything else."""
 CHECKS = Registry(
     "check of parameters",
     {
