@@ -130,19 +130,18 @@ class ProjectHooks:
         """Refuse inputs that no run has written and no node makes; name all pipelines of the main job, or the nodes."""
         needed = {name for name in pipeline.inputs() if not self._entries.get(name, {}).get("optional")}
         folders = {name for name, entry in self._entries.items() if "Workspace" in entry["type"]}
-        first, found = list[str](), set[str]()
+        memory = {name for name, entry in self._entries.items() if entry["type"] == "MemoryDataset"}
+        skipped, first, found = folders | memory, list[str](), memory & pipeline.inputs()
+        makers = [node.name for name in PIPELINES for node in PIPELINES.load(name)().nodes if found & {*node.outputs}]
         for name in reversed(MAIN):
             graph = PIPELINES.load(name)()
-            if missing := {each for each in needed & graph.all_outputs() - folders if not self._catalog.exists(each)}:
+            if missing := {each for each in needed & graph.all_outputs() - skipped if not self._catalog.exists(each)}:
                 needed, first, found = needed | graph.inputs(), [name, *first], found | missing
-        memory = {name for name in needed & self._entries.keys() if self._entries[name]["type"] == "MemoryDataset"}
-        nodes = [node for name in PIPELINES for node in PIPELINES.load(name)().nodes]
-        makers = [node.name for node in nodes if {*node.outputs} & memory & pipeline.inputs()]
         do = [f"Run first: {_command(run_params, first)}"] if first else []
         do += [f"Add the nodes whose results are only in memory: --nodes={','.join(makers)},…"] if makers else []
         if do:
             InputFile("", name="this run", remedy=". ".join(do)).refuse(
-                "the artifacts of earlier nodes", f"no {', '.join(sorted((found | memory) & pipeline.inputs()))}"
+                "the artifacts of earlier nodes", f"no {', '.join(sorted(found & pipeline.inputs()))}"
             )
 
     def _check_machine(self, pipeline: Pipeline, typed: Mapping[str, Any]) -> None:
