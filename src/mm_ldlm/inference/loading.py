@@ -235,17 +235,11 @@ def run_config(path: Path, checkpoint: Path) -> dict[str, Any]:
     return {**config, "shape": shape, "fingerprints": fingerprints}
 
 
-def dataset_folder(path: str | Path) -> Path:
-    """Return the folder of a dataset, or the one in a data folder, which contains `05_model_input/dataset`."""
-    inner = Path(path) / "05_model_input" / "dataset"
-    return inner if os.path.isdir(inner) else Path(path)
-
-
 def _device(device: Any) -> torch.device:
     """Return a device that can compute; None is the first GPU if there is one, otherwise the CPU."""
     with foreign_code(lambda reason: SamplingError(
         f"device: expected one of this machine, found {show(device, 60)} ({reason}). Choose cpu, cuda or cuda:N, or "
-        "None for the default."
+        "leave it out."
     )):  # fmt: skip
         chosen = (
             torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else torch.device(device)

@@ -3,6 +3,7 @@
 The negative log-likelihood of a text is exact, or an upper bound (NELBO).
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,6 @@ from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.inference.arguments import Floats, check_tokens, latent_sampler_of, texts_of, vectors_of
 from mm_ldlm.inference.files import read_array
-from mm_ldlm.inference.loading import dataset_folder
 from mm_ldlm.inference.model import Latents, LoadedModel, TooLong, by_row
 from mm_ldlm.inference.results import Embeddings, Neighbours, Scores
 from mm_ldlm.inference.writing import Values, refuse_texts_beyond_memory
@@ -85,9 +85,7 @@ def neighbours(
         np.zeros(0, dtype=np.int64),
     )
     if store is None or (isinstance(store, (str, Path)) and not str(store).endswith(".npy")):
-        if (folder := model.parts.dataset if store is None else dataset_folder(store)) is None:
-            raise SamplingError("store: expected latents or a data folder, found none. Give one: the model has none.")
-        dataset = Dataset.open(folder)
+        dataset = corpus_of(model, store)
         rows_m = np.concatenate([dataset.rows(split) for split in SPLITS])
         store = dataset.require("latents").take(rows_m)
     store = read_array(store) if isinstance(store, (str, Path)) else store
@@ -103,6 +101,16 @@ def neighbours(
     rows_nk = rows_m[rows_nk]
     texts = dataset.records.table(rows_nk.ravel()).column("text").to_numpy().reshape(-1, k)
     return Neighbours(rows_nk, 1 - distances_nk, tuple(map(tuple, texts)))
+
+
+def corpus_of(model: LoadedModel, folder: str | Path | None = None) -> Dataset:
+    """Open the dataset in a data folder or in its own folder; by default the one that the run was trained on."""
+    if (folder := model.parts.dataset if folder is None else folder) is None:
+        raise SamplingError(
+            "neighbours: expected a run with its corpus, found one without. Give a data folder or latents as `store`."
+        )
+    inner = Path(folder) / "05_model_input" / "dataset"
+    return Dataset.open(inner if os.path.isdir(inner) else folder)
 
 
 @by_row

@@ -43,9 +43,10 @@ def ask(client: TestClient, request: str, **asked: Any) -> Any:
     return response.json()
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_escapes_names(client: TestClient) -> None:
+def test_the_page_needs_nothing_from_elsewhere_escapes_names_and_says_what_a_run_cannot(client: TestClient) -> None:
     page = client.get("/").text
     assert "<b>two" not in page
+    assert page.count("expected a run with its corpus") == 2
     assert "<script src=" not in page
     assert "https://" not in page
     assert "Plotly" in client.get("/plotly.js").text
@@ -110,7 +111,7 @@ def test_other_requests_are_refused(
 
 def test_a_text_that_looks_like_a_path_is_a_text(client: TestClient, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((3, DIM), dtype=np.float32))
-    assert len(ask(client, "invert", texts=[str(tmp_path / "x.npy")])["texts"]) == 1
+    assert ask(client, "invert", texts=[str(tmp_path / "x.npy")])["unknown"]
 
 
 def test_neighbours_lie_on_the_map_of_the_corpus(write_dataset: Any, tmp_path: Path) -> None:

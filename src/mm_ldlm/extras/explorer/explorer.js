@@ -48,7 +48,7 @@
     if (out.matches("[aria-live]") || out.querySelector(".problem")) out.scrollIntoView({ block: "nearest" });
   };
 
-  const told = (text, seconds, next) => make("p", { className: "fine", text: [text.cosine === null ? "" : `cosine to the embedding ${text.cosine.toFixed(4)}`, `model calls: ${text.calls}`, `${seconds.toFixed(2)} s`, next].filter(Boolean).join(" · ") });
+  const told = ({ texts: [text], seconds, unknown }, next) => make("p", { className: "fine", text: [text.cosine === null ? "" : `cosine to the embedding ${text.cosine.toFixed(4)}`, `model calls: ${text.calls}`, `${seconds.toFixed(2)} s`, unknown ? "some words are outside the model's vocabulary" : "", next].filter(Boolean).join(" · ") });
   const answer = (text) => make("p", { className: "answer", text, attributes: { "aria-live": "polite" } });
   const player = (text, options) => {
     const box = make("div");
@@ -67,7 +67,7 @@
   };
 
   const written = (found, options, next = "") => {
-    const [text] = found.texts, children = [answer(text.text), told(text, found.seconds, next), player(text, options)];
+    const [text] = found.texts, children = [answer(text.text), told(found, next), player(text, options)];
     if (found.latents.length) children.unshift(vector(found.latents[0]), make("p", { className: "fine", text: `the embedding: ${found.latents[0].length} numbers, blue above and orange below zero` }));
     return children;
   };

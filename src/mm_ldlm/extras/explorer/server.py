@@ -32,6 +32,7 @@ from mm_ldlm.data.held_out import held_out, sample_rows
 from mm_ldlm.evaluation.report.page import rendered
 from mm_ldlm.evaluation.report.traces import played
 from mm_ldlm.inference.api import MMLDLM
+from mm_ldlm.inference.reading import corpus_of
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS
 
 Name = Literal["invert", "interpolate", "edit", "infill", "neighbours"]
@@ -73,12 +74,12 @@ class CorpusMap:
         points_n2: their places.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.dataset = Dataset.open(folder)
-        every = np.concatenate([self.dataset.rows(split) for split in SPLITS])
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        every = np.concatenate([dataset.rows(split) for split in SPLITS])
         rows = sample_rows(every, MOST_POINTS, seed=0)
-        latents_nd = self.dataset.require("latents").take(rows)
-        self.texts = self.dataset.records.table(rows).column("text").to_pylist()
+        latents_nd = dataset.require("latents").take(rows)
+        self.texts = dataset.records.table(rows).column("text").to_pylist()
         self.components = PCA(n_components=2, random_state=0).fit(latents_nd)
         self.points_n2 = self.place(latents_nd)
 
@@ -104,17 +105,18 @@ class Explorer:
         absent = model.no_encoder and f"The page embeds sentences by the encoder of the run, but {model.no_encoder}"
         needed = {request: None if request == "infill" else absent for request in USES}
         refused = {request: model.capabilities.refusal(use) or needed[request] for request, use in USES.items()}
+        refused["neighbours"] = absent
         if "l2t" in model.capabilities and not absent:
             model.encode(["a"])
-        texts: tuple[str, ...] = ()
-        with suppress(MMLDLMError):  # the dataset was removed
-            texts = held_out(Dataset.open(model.parts.dataset or ""), count=8, seed=0).texts
+        try:
+            texts = held_out(corpus_of(model), count=8, seed=0).texts
+        except MMLDLMError as error:  # an exported run, or the dataset was removed
+            texts, refused["neighbours"] = (), str(error)
         searches = "search" in model.capabilities
         return {"name": name, "refused": refused, "samplers": samplers(model), "searches": searches, "examples": texts}
 
     def _map(self, run: int) -> CorpusMap:
-        folder = self.models[run].parts.dataset
-        return CorpusMap(folder or Path())
+        return CorpusMap(corpus_of(self.models[run]))
 
     def answer(self, request: Name, asked: Asked) -> dict[str, Any]:
         """Answer a request by its run; `MMLDLMError` explains why it cannot."""
@@ -135,7 +137,7 @@ class Explorer:
             shown = {"neighbours": [*lines], "places": places, "place": corpus.place(model.encode(texts))[0]}
         else:
             latents = [] if found.latents is None else np.asarray(found.latents, dtype=float).round(3).tolist()
-            shown = {"texts": played(found), "latents": latents}
+            shown = {"texts": played(found), "latents": latents, "unknown": bool(np.any(found.unknown))}
         return {**shown, "seconds": time.perf_counter() - started}
 
 
