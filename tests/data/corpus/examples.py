@@ -7,6 +7,7 @@ each kind: `kind(folder, rows) -> keys`. A kind without one generates its rows.
 import dataclasses
 import importlib
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,6 @@ def text(folder: Path, rows: Rows) -> dict[str, Any]:
 def jsonl(folder: Path, rows: Rows) -> dict[str, Any]:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {"path": str(folder / "rows.jsonl")}
-
-
-def csv(folder: Path, rows: Rows) -> dict[str, Any]:
-    cells = [list(rows[0]) if rows else ["text"], *([str(value) for value in row.values()] for row in rows)]
-    quoted = [",".join('"' + cell.replace('"', '""') + '"' for cell in line) + "\n" for line in cells]
-    (folder / "rows.csv").write_bytes("".join(quoted).encode())
-    return {"path": str(folder / "rows.csv")}
 
 
 def table(folder: Path, rows: Rows) -> dict[str, Any]:
@@ -65,6 +59,13 @@ def written(kind: str, folder: Path, rows: Rows) -> dict[str, Any]:
 
 def read(keys: dict[str, Any], *, max_row_bytes: int = 10_000, seed: int = 0, **more: Any) -> list[Row | BadRow]:
     return list(parse_kind(SOURCES, keys, at="source").rows(Opening(seed, max_row_bytes, **more)))
+
+
+def read_raw(kind: str, raw: bytes, *, max_row_bytes: int = 300, **keys: Any) -> list[Row | BadRow]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows"
+        path.write_bytes(raw)
+        return read({"kind": kind, "path": str(path), **keys}, max_row_bytes=max_row_bytes)
 
 
 def described(keys: dict[str, Any], *, seed: int = 0) -> Any:

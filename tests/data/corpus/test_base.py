@@ -1,16 +1,17 @@
-"""Named columns become rows: texts, labels, pairs, splits, meta and vectors; and tables by suffix."""
+"""Named columns become rows: texts, labels, pairs, splits, meta and vectors; the JSON of lines."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tests.data.corpus.examples import csv, described, ingested, jsonl, read, reasons, texts, written
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.data.corpus.examples import described, ingested, jsonl, read, read_raw, reasons, texts, written
 
-from mm_ldlm.core import ConfigurationError, SourceError
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.data.corpus.sources import SOURCES, Row
+from mm_ldlm.data.corpus.sources import jsonl as jsonl_lines
 
 ROWS = [
     {"text": "one", "other": "eins", "label": "a", "where": "dev", "n": "5"},
@@ -87,30 +88,49 @@ def test_keys_that_contradict_one_another_or_are_not_read_are_refused(keys: dict
         described({"kind": "jsonl", "path": "a", **keys})
 
 
-def test_the_format_of_a_table_follows_from_its_name(tmp_path: Path) -> None:
-    (tmp_path / "a.TSV").write_text("text\tv\ntab, separated\t[1]\n")
-    (tmp_path / "a.ndjson").write_text('{"text": "json", "v": [1]}\n')
-    (tmp_path / "a.txt").write_text("a line\n")
-    np.save(tmp_path / "a.npy", np.ones((1, 1)))
-    csv(tmp_path, [{"text": "quoted", "v": "[1]"}])
-    names = ["a.TSV", "a.ndjson", "a.txt", "rows.csv"]
-    keys = {"kind": "table", "vector_column": "v", "path": [str(tmp_path / name) for name in names]}
-    found = read(keys)
-    assert texts(found) == ["tab, separated", "json", "a line", "quoted"]
-    assert all(row.vector is not None for row in found)  # type: ignore[union-attr]
-    assert len(described(keys)) == len(names)
-    (tmp_path / "a.pdf").write_text("")
-    for name, found in (("a.pdf", "suffix '.pdf'"), ("", "a folder")):
-        with pytest.raises(SourceError, match=found):
-            read({**keys, "path": str(tmp_path / name)})
+@settings(max_examples=60)
+@given(
+    value=st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**64), 2**64)
+        | st.floats()
+        | st.text(max_size=3)
+        | st.just("\ud800"),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        max_leaves=5,
+    ),
+    column=st.sampled_from(["text", "meta", "label", "split", "pair"]),
+)
+def test_any_json_value_in_any_column_gives_one_row_or_one_bad_row(value: Any, column: str) -> None:
+    fields = {"text": "a text", "meta": 1, "label": "a", "split": "train", "pair": "another", column: value}
+    keys = {"meta_columns": ["meta"], "label_column": "label", "split_column": "split", "pair_column": "pair"}
+    (row,) = read_raw("jsonl", json.dumps(fields).encode() + b"\n", **keys)
+    if isinstance(row, Row):
+        assert (row.text, row.pair) == (fields["text"] or "", fields["pair"] or "")
+        assert row.meta["label"].encode()
 
 
-def test_an_option_of_a_table_is_followed_or_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:
-    (tmp_path / "a.txt").write_text("one;topic\na, b;c\n")
-    keys = {"kind": "table", "path": str(tmp_path / "a.txt"), "columns": ["one"]}
-    (row,) = read({**keys, "label_column": "topic"})
-    assert (row.text, row.meta["label"]) == ("a, b", "c")  # type: ignore[union-attr]
-    with refuses(SourceError, "columns", "group_column"):
-        read({**keys, "vector_column": "v", "group_column": "topic"})
-    with refuses(SourceError, "rows.jsonl", "header"):
-        read({**keys, **written("jsonl", tmp_path, [{"one": "a"}]), "kind": "table", "header": False})
+@settings(max_examples=60)
+@given(
+    lines=st.lists(st.sampled_from(['{"text": "a", "n": 1}', '{"text": null}', '{"n": 1}', " "]), max_size=9),
+    place=st.integers(0, 9), sniffed=st.sampled_from([0, 100]),
+)  # fmt: skip
+def test_a_column_that_is_in_another_line_is_empty_where_it_is_left_out(
+    lines: list[str], place: int, sniffed: int
+) -> None:
+    """In any line after it, and before it within the lines that are read ahead."""
+    place = place if sniffed else 0
+    lines = [*lines[:place], '{"text": "a", "n": 1}', *lines[place:]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsonl_lines, "SNIFFED_LINES", sniffed)
+        found = read_raw("jsonl", "\n".join(lines).encode())
+    assert texts(found) == ["a" if '"a"' in line else "" for line in lines]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"text": "a", "text": "b"}', '{"text": "c", "m": {"x": 1, "x": 2}}', "[1]", "{", "[" * 9000]
+)
+def test_json_that_is_not_one_object_is_a_bad_row(line: str) -> None:
+    found = read_raw("jsonl", f'{line}\n{{"text": "d"}}\n'.encode(), max_row_bytes=10_000)
+    assert (len(found), texts(found)) == (2, ["d"])

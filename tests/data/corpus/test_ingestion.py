@@ -1,7 +1,6 @@
 """Ingestion: no row is lost, and the bytes depend neither on the workers nor on any interruption."""
 
 import builtins
-import json
 import random
 import re
 import shutil
@@ -350,58 +349,11 @@ def test_path_and_text_column_replace_those_of_the_only_source_with_a_path(
         parse(IngestionConfig, {"sources": [{"kind": "text", "path": "a"}], "text_column": "a"}, at="ingestion")
 
 
-@pytest.mark.parametrize("header", [False, ["topic", "title", "author"]])
-def test_options_of_a_file_are_those_of_its_source_and_columns_may_be_numbers(tmp_path: Path, header: Any) -> None:
-    (tmp_path / "news.csv").write_text("".join(f"{n % 2};title number {n};author {n % 3}\n" for n in range(9)))
-    source, numbers = {"kind": "table", "path": "elsewhere"}, header is False
-    given = {
-        "path": str(tmp_path / "news.csv"), "header": header, "limit": 6,
-        "text_column": 1 if numbers else "title", "label_column": 0 if numbers else "topic",
-        "group_column": "2" if numbers else "author",
-    }  # fmt: skip
-    rows = ingested(tmp_path / "out", source, **given, splits=SPLIT).rows
-    assert [row["text"] for row in rows] == [f"title number {n}" for n in range(6)]
-    assert [json.loads(row["meta"]) for row in rows] == [
-        {"label": str(n % 2), "split_group": f"author {n % 3}"} for n in range(6)
-    ]
-    more = ingested(tmp_path / "out", source, **given | {"limit": 9}, splits=SPLIT)  # another number begins again
-    assert (len(more.rows), more.report["resumed_after_rows"]) == (9, 0)
-
-
-def test_a_column_that_is_missing_is_refused_with_the_columns_that_are_there(
-    tmp_path: Path, refuses: Callable[..., Any]
-) -> None:
-    (tmp_path / "news.csv").write_text("topic;title\na;b\nc;d\n")
-    source = {"kind": "table", "path": str(tmp_path / "news.csv")}
-    with refuses(SourceError, "topic, title", "`--params ingestion.text_column=ti", "ingestion.header=false"):
-        ingested(tmp_path, source, max_bad_fraction=0.0)
-    with refuses(SourceError, "topic, title", "`--params ingestion.label_column=topic`"):
-        ingested(tmp_path, source, text_column="title", label_column="Topics", max_bad_fraction=0.0)
-    for delimiter, columns in (("~", "topic~title"), (";", "topic;title")):
-        (tmp_path / "news.csv").write_text(f"{columns}\na{delimiter}b\n")
-        with refuses(SourceError, "news.csv", f"`--params 'ingestion.delimiter=\"{delimiter}\"'`"):
-            ingested(tmp_path, {**source, "delimiter": ","}, text_column="Title", max_bad_fraction=0.0)
-
-
-@pytest.mark.parametrize("column", ["text_column", "label_column", "vector_column", "group_column"])
-def test_a_number_of_a_column_is_kept_and_no_other_column_is_proposed(
-    tmp_path: Path, refuses: Callable[..., Any], column: str
-) -> None:
-    (tmp_path / "news.csv").write_text("a text,2,5.0,[1]\nanother,3,6.0,[2]\n")
-    source = {"kind": "table", "path": str(tmp_path / "news.csv"), "columns": ["a text"]}
-    for number, header, proposed in ((1, None, "`--params ingestion.header=false`"), (5, False, "0 to 3")):
-        keys = {"text_column": 0} if header is False else {}
-        with refuses(SourceError, f"'{number}'", proposed) as caught:
-            ingested(tmp_path, source, **{**keys, "header": header, column: number}, max_bad_fraction=0.0)
-        assert f"ingestion.{column}" not in str(caught.value)
-
-
 def test_only_columns_of_vectors_are_proposed_as_vectors(tmp_path: Path, refuses: Callable[..., Any]) -> None:
     rows = [{"vectors_of": "a text", "text": "b", "n": 1, "vec": [1.0]}, {"text": "b"}]
-    for kind in ("jsonl", "parquet"):
-        source = {"kind": kind, **written(kind, tmp_path, rows[:1])}
-        with refuses(SourceError, "`--params ingestion.vector_column=vec`"):
-            ingested(tmp_path, source, vector_column="vectors", max_bad_fraction=0.0)
+    source = {"kind": "jsonl", **jsonl(tmp_path, rows[:1])}
+    with refuses(SourceError, "`--params ingestion.vector_column=vec`"):
+        ingested(tmp_path, source, vector_column="vectors", max_bad_fraction=0.0)
     source = {"kind": "jsonl", **jsonl(tmp_path, rows[1:])}
     with refuses(SourceError, "vectors", "text"):
         ingested(tmp_path, source, vector_column="vectors", max_bad_fraction=0.0)

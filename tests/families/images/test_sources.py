@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.data.corpus.examples import written
 from tests.families.images.pictures import encoded, folder_of, ingested, picture, tar_of
 
 from mm_ldlm.core import SourceError, StoreError, parse
 from mm_ldlm.data.corpus.record import DESCRIBES, record_id
-from mm_ldlm.data.corpus.sources import Unusable
+from mm_ldlm.data.corpus.sources import SOURCES, Unusable
 from mm_ldlm.data.features import Inputs
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import ShardStore
@@ -104,12 +105,12 @@ def test_bad_images_of_a_folder_are_quarantined_with_their_reasons(tmp_path: Pat
     assert np.array_equal(read_image(reference(record)), picture(0))
 
 
-def test_limits_are_inclusive_and_csv_files_read_like_jsonl_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in ("jsonl", "csv") if kind in SOURCES])
+def test_limits_are_inclusive_in_caption_files_of_both_kinds(tmp_path: Path, kind: str) -> None:
     data = encoded(picture(0))
     source = folder_of(tmp_path, [], {"a.png": data})
-    path = tmp_path / "pictures/captions.csv"
-    path.write_text("picture,words\na.png,a caption\n")
-    columns = {"columns": ["words"], "image_column": "picture", "meta_columns": [], "path": str(path)}
+    captions = written(kind, tmp_path / "pictures", [{"picture": "a.png", "words": "a caption"}])["path"]
+    columns = {"columns": ["words"], "image_column": "picture", "meta_columns": [], "path": captions}
     for name, limits, accepted in (
         ("at", {"max_bytes": len(data), "max_pixels": 30}, 1), ("bytes", {"max_bytes": len(data) - 1}, 0),
         ("pixels", {"max_pixels": 29}, 0),

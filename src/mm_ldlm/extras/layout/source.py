@@ -19,7 +19,7 @@ from mm_ldlm.core import config, foreign_code
 from mm_ldlm.data.corpus.record import PAIR, is_storable, record_id
 from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig, Unusable
 from mm_ldlm.data.corpus.sources.base import HELD_OUT
-from mm_ldlm.data.corpus.sources.delimited import json_object
+from mm_ldlm.data.corpus.sources.jsonl import json_object
 from mm_ldlm.data.corpus.sources.lines import explain_decoding
 from mm_ldlm.data.corpus.splits import SPLITS, Split
 from mm_ldlm.extras.layout.folder import Folder, Item, latents_of

@@ -10,9 +10,9 @@ from typing import Any
 
 from mm_ldlm.core import Bytes, UnsafePathError, config
 from mm_ldlm.core.files import inside
-from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig, Unusable
+from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Opening, Row, SourceConfig, Unusable
 from mm_ldlm.data.corpus.sources.base import TableFilesConfig, damaged, excerpt, read_named
-from mm_ldlm.data.corpus.sources.delimited import CsvConfig, JsonlConfig, json_object
+from mm_ldlm.data.corpus.sources.jsonl import json_object
 from mm_ldlm.data.corpus.sources.lines import open_bytes
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.families.images.decoding import decode, digits, with_image
@@ -81,7 +81,7 @@ class ImageFolderConfig(ImageFilesConfig):
 
     def captions(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
         """Yield the captions of a file, with the path of the image in `meta`."""
-        kind = CsvConfig if ".csv" in path.suffixes else JsonlConfig
+        kind = SOURCES.find("csv" if ".csv" in path.suffixes else "jsonl", at="ingestion.sources")
         made = self.as_kind(kind, meta_columns=(*self.meta_columns, self.image_column))
         yield from made.read(path, opening)
 

@@ -1,8 +1,8 @@
 """Sources of text: each yields rows and damaged rows, with their location.
 
-`base` has the keys that every kind reads, the rows, named columns and the registry; `lines` reads texts,
-`delimited` JSONL and CSV files, and `table` chooses a kind by the name of a file. Families and extras register further
-sources, such as Parquet files and data sets of the hub.
+`base` has the keys that every kind reads, the rows, named columns and the registry; `lines` reads texts, `jsonl` JSONL
+files, and `table` chooses a kind by the name of a file. Families and extras register further sources, such as CSV
+files and data sets of the hub.
 """
 
 from mm_ldlm.data.corpus.sources.base import SOURCES, BadRow, Opening, Row, SourceConfig, Unusable

@@ -450,8 +450,7 @@ SOURCES = Kinds(
     what="source",
     core={
         "text": "mm_ldlm.data.corpus.sources.lines:TextConfig",
-        "jsonl": "mm_ldlm.data.corpus.sources.delimited:JsonlConfig",
-        "csv": "mm_ldlm.data.corpus.sources.delimited:CsvConfig",
+        "jsonl": "mm_ldlm.data.corpus.sources.jsonl:JsonlConfig",
         "table": "mm_ldlm.data.corpus.sources.table:TableConfig",
     },
     group="sources",

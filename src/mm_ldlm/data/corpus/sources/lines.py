@@ -24,6 +24,8 @@ from mm_ldlm.data.corpus.splits import Split
 
 BESIDE = "beside"
 """Value of `vectors` for the .npy files that have the names of the text files"""
+SNIFFED_LINES = 100
+"""Lines of a table that are read ahead to learn its columns"""
 
 
 def _encoding(name: str) -> str:

@@ -26,7 +26,7 @@ class TableConfig(TableFilesConfig):
 
     Attributes:
         path: a file, a folder of a saved data set, a glob, or a list of them; relative to the working directory.
-        header, delimiter: of CSV files, as `CsvConfig`.
+        header, delimiter: of CSV files, as for the kind `csv`.
     """
 
     kind: str = "table"

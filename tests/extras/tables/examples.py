@@ -1,4 +1,4 @@
-"""Sources in columns with known rows, for the conformance of all sources."""
+"""Tables with known rows, for the conformance of all sources."""
 
 from pathlib import Path
 from typing import Any
@@ -37,3 +37,10 @@ def hub(folder: Path, rows: Rows) -> dict[str, Any]:
     """A folder of files, which the library reads as it reads a data set of the hub."""
     parquet(folder, rows)
     return {"dataset": str(folder), "splits": {"train": "hash"}}
+
+
+def csv(folder: Path, rows: Rows) -> dict[str, Any]:
+    cells = [list(rows[0]) if rows else ["text"], *([str(value) for value in row.values()] for row in rows)]
+    quoted = [",".join('"' + cell.replace('"', '""') + '"' for cell in line) + "\n" for line in cells]
+    (folder / "rows.csv").write_bytes("".join(quoted).encode())
+    return {"path": str(folder / "rows.csv")}

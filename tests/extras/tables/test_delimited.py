@@ -1,31 +1,27 @@
-"""JSONL and CSV files: a record is one row, good or bad, and a fault in one of them costs no other."""
+"""CSV files: a record is one row, good or bad, and a fault in one costs no other; tables by suffix."""
 
 import csv
+import functools
 import io
 import json
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.data.corpus.examples import read, reasons, texts
+from tests.data.corpus import examples
+from tests.data.corpus.examples import described, ingested, read, reasons, texts, written
 
 from mm_ldlm.core import SourceError
-from mm_ldlm.data.corpus.sources import BadRow, Row, delimited
 
 LIMIT = 300
+SPLIT = {"validation": 0.3, "test": 0.3}
+read_raw = functools.partial(examples.read_raw, "csv", max_row_bytes=LIMIT)
 FIELD = st.text(st.sampled_from('ab ,"\n;é'), max_size=12)
 HARM = st.sampled_from([None, None, b"\xff", b"\0", b"x" * (LIMIT + 50), b"\xff\n\xfe", b"y" * (LIMIT + 1) + b"\n\n"])
-
-
-def read_raw(raw: bytes, kind: str = "csv", *, max_row_bytes: int = LIMIT, **keys: Any) -> list[Row | BadRow]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows"
-        path.write_bytes(raw)
-        return read({"kind": kind, "path": str(path), **keys}, max_row_bytes=max_row_bytes)
 
 
 @settings(max_examples=60)
@@ -102,54 +98,6 @@ def test_keys_of_csv_files(tmp_path: Path) -> None:
     assert texts(read_raw("text\ncaf\u00e9\n".encode("latin-1"), encoding="latin-1")) == ["café"]
 
 
-@settings(max_examples=60)
-@given(
-    value=st.recursive(
-        st.none()
-        | st.booleans()
-        | st.integers(-(2**64), 2**64)
-        | st.floats()
-        | st.text(max_size=3)
-        | st.just("\ud800"),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-        max_leaves=5,
-    ),
-    column=st.sampled_from(["text", "meta", "label", "split", "pair"]),
-)
-def test_any_json_value_in_any_column_gives_one_row_or_one_bad_row(value: Any, column: str) -> None:
-    fields = {"text": "a text", "meta": 1, "label": "a", "split": "train", "pair": "another", column: value}
-    keys = {"meta_columns": ["meta"], "label_column": "label", "split_column": "split", "pair_column": "pair"}
-    (row,) = read_raw(json.dumps(fields).encode() + b"\n", "jsonl", **keys)
-    if isinstance(row, Row):
-        assert (row.text, row.pair) == (fields["text"] or "", fields["pair"] or "")
-        assert row.meta["label"].encode()
-
-
-@settings(max_examples=60)
-@given(
-    lines=st.lists(st.sampled_from(['{"text": "a", "n": 1}', '{"text": null}', '{"n": 1}', " "]), max_size=9),
-    place=st.integers(0, 9), sniffed=st.sampled_from([0, 100]),
-)  # fmt: skip
-def test_a_column_that_is_in_another_line_is_empty_where_it_is_left_out(
-    lines: list[str], place: int, sniffed: int
-) -> None:
-    """In any line after it, and before it within the lines that are read ahead."""
-    place = place if sniffed else 0
-    lines = [*lines[:place], '{"text": "a", "n": 1}', *lines[place:]]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delimited, "SNIFFED_LINES", sniffed)
-        found = read_raw("\n".join(lines).encode(), "jsonl")
-    assert texts(found) == ["a" if '"a"' in line else "" for line in lines]
-
-
-@pytest.mark.parametrize(
-    "line", ['{"text": "a", "text": "b"}', '{"text": "c", "m": {"x": 1, "x": 2}}', "[1]", "{", "[" * 9000]
-)
-def test_json_that_is_not_one_object_is_a_bad_row(line: str) -> None:
-    found = read_raw(f'{line}\n{{"text": "d"}}\n'.encode(), "jsonl", max_row_bytes=10_000)
-    assert (len(found), texts(found)) == (2, ["d"])
-
-
 def test_a_column_that_is_read_and_occurs_twice_is_refused(refuses: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,n,text\na,1,b\n")
     with refuses(SourceError, "text"):
@@ -188,3 +136,78 @@ def test_a_delimiter_that_may_be_one_of_two_is_refused_with_the_line_that_works(
         read({**keys, "delimiter": "auto"})
     assert texts(read({**keys, "delimiter": ";"})) == ["a,b", "d,e"]
     assert texts(read_raw(b"text\none, and two\n", delimiter="auto", columns=["0"], header=("0", "1"))) == ["one"]
+
+
+def test_the_format_of_a_table_follows_from_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a.TSV").write_text("text\tv\ntab, separated\t[1]\n")
+    (tmp_path / "a.ndjson").write_text('{"text": "json", "v": [1]}\n')
+    (tmp_path / "a.txt").write_text("a line\n")
+    np.save(tmp_path / "a.npy", np.ones((1, 1)))
+    written("csv", tmp_path, [{"text": "quoted", "v": "[1]"}])
+    names = ["a.TSV", "a.ndjson", "a.txt", "rows.csv"]
+    keys = {"kind": "table", "vector_column": "v", "path": [str(tmp_path / name) for name in names]}
+    found = read(keys)
+    assert texts(found) == ["tab, separated", "json", "a line", "quoted"]
+    assert all(row.vector is not None for row in found)  # type: ignore[union-attr]
+    assert len(described(keys)) == len(names)
+    (tmp_path / "a.pdf").write_text("")
+    for name, found in (("a.pdf", "suffix '.pdf'"), ("", "a folder")):
+        with pytest.raises(SourceError, match=found):
+            read({**keys, "path": str(tmp_path / name)})
+
+
+def test_an_option_of_a_table_is_followed_or_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+    (tmp_path / "a.txt").write_text("one;topic\na, b;c\n")
+    keys = {"kind": "table", "path": str(tmp_path / "a.txt"), "columns": ["one"]}
+    (row,) = read({**keys, "label_column": "topic"})
+    assert (row.text, row.meta["label"]) == ("a, b", "c")  # type: ignore[union-attr]
+    with refuses(SourceError, "columns", "group_column"):
+        read({**keys, "vector_column": "v", "group_column": "topic"})
+    with refuses(SourceError, "rows.jsonl", "header"):
+        read({**keys, **written("jsonl", tmp_path, [{"one": "a"}]), "kind": "table", "header": False})
+
+
+@pytest.mark.parametrize("header", [False, ["topic", "title", "author"]])
+def test_options_of_a_file_are_those_of_its_source_and_columns_may_be_numbers(tmp_path: Path, header: Any) -> None:
+    (tmp_path / "news.csv").write_text("".join(f"{n % 2};title number {n};author {n % 3}\n" for n in range(9)))
+    source, numbers = {"kind": "table", "path": "elsewhere"}, header is False
+    given = {
+        "path": str(tmp_path / "news.csv"), "header": header, "limit": 6,
+        "text_column": 1 if numbers else "title", "label_column": 0 if numbers else "topic",
+        "group_column": "2" if numbers else "author",
+    }  # fmt: skip
+    rows = ingested(tmp_path / "out", source, **given, splits=SPLIT).rows
+    assert [row["text"] for row in rows] == [f"title number {n}" for n in range(6)]
+    assert [json.loads(row["meta"]) for row in rows] == [
+        {"label": str(n % 2), "split_group": f"author {n % 3}"} for n in range(6)
+    ]
+    more = ingested(tmp_path / "out", source, **given | {"limit": 9}, splits=SPLIT)  # another number begins again
+    assert (len(more.rows), more.report["resumed_after_rows"]) == (9, 0)
+
+
+def test_a_column_that_is_missing_is_refused_with_the_columns_that_are_there(
+    tmp_path: Path, refuses: Callable[..., Any]
+) -> None:
+    (tmp_path / "news.csv").write_text("topic;title\na;b\nc;d\n")
+    source = {"kind": "table", "path": str(tmp_path / "news.csv")}
+    with refuses(SourceError, "topic, title", "`--params ingestion.text_column=ti", "ingestion.header=false"):
+        ingested(tmp_path, source, max_bad_fraction=0.0)
+    with refuses(SourceError, "topic, title", "`--params ingestion.label_column=topic`"):
+        ingested(tmp_path, source, text_column="title", label_column="Topics", max_bad_fraction=0.0)
+    for delimiter, columns in (("~", "topic~title"), (";", "topic;title")):
+        (tmp_path / "news.csv").write_text(f"{columns}\na{delimiter}b\n")
+        with refuses(SourceError, "news.csv", f"`--params 'ingestion.delimiter=\"{delimiter}\"'`"):
+            ingested(tmp_path, {**source, "delimiter": ","}, text_column="Title", max_bad_fraction=0.0)
+
+
+@pytest.mark.parametrize("column", ["text_column", "label_column", "vector_column", "group_column"])
+def test_a_number_of_a_column_is_kept_and_no_other_column_is_proposed(
+    tmp_path: Path, refuses: Callable[..., Any], column: str
+) -> None:
+    (tmp_path / "news.csv").write_text("a text,2,5.0,[1]\nanother,3,6.0,[2]\n")
+    source = {"kind": "table", "path": str(tmp_path / "news.csv"), "columns": ["a text"]}
+    for number, header, proposed in ((1, None, "`--params ingestion.header=false`"), (5, False, "0 to 3")):
+        keys = {"text_column": 0} if header is False else {}
+        with refuses(SourceError, f"'{number}'", proposed) as caught:
+            ingested(tmp_path, source, **{**keys, "header": header, column: number}, max_bad_fraction=0.0)
+        assert f"ingestion.{column}" not in str(caught.value)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.damage import damaged_bytes
 from tests.data.corpus.examples import read, reasons, texts
-from tests.extras.columnar.examples import disk
+from tests.extras.tables.examples import disk
 
 from mm_ldlm.core import SourceError, UnsafePathError, parse
 from mm_ldlm.data.corpus.config import IngestionConfig

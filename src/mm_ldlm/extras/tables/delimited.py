@@ -1,6 +1,6 @@
-"""JSONL and CSV files, plain or compressed.
+"""CSV files, plain or compressed.
 
-A CSV record that contains a damaged line is left out as a whole. Where quotation marks do not match, it is not certain
+A record that contains a damaged line is left out as a whole. Where quotation marks do not match, it is not certain
 whether the following lines are records or the rest of a text. They are read as records if nearly all of them have as
 many fields as the first record, which needs two columns; otherwise they are quarantined up to the line where the
 quotation marks are balanced.
@@ -9,7 +9,6 @@ quotation marks are balanced.
 import contextlib
 import csv
 import itertools
-import json
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,53 +24,15 @@ from mm_ldlm.data.corpus.sources.base import (
     Opening,
     Row,
     TableFilesConfig,
-    Unusable,
     excerpt,
 )
-from mm_ldlm.data.corpus.sources.lines import Encoding, Line, read_lines
+from mm_ldlm.data.corpus.sources.lines import SNIFFED_LINES, Encoding, Line, read_lines
 
 log = logging.getLogger(__name__)
 
 DELIMITERS = (",", ";", "\t", "|")
-SNIFFED_LINES = 100
 LOOKAHEAD = 16
 """How many times the largest record is held while the end of a quoted field is searched"""
-
-
-@config
-class JsonlConfig(TableFilesConfig):
-    """JSONL files, one JSON object per line; a column that other lines have and a line lacks is null there.
-
-    Attributes:
-        encoding: any encoding of text in which ASCII characters are single bytes.
-    """
-
-    kind: str = "jsonl"
-    encoding: Encoding = "utf-8"
-
-    def read(self, path: Path, opening: Opening) -> Iterator[Row | BadRow]:
-        required = {*self.required}
-        known = {
-            name
-            for found in itertools.islice(self._objects(path, opening), SNIFFED_LINES)
-            if isinstance(found, dict)
-            for name in (*required & found.keys(), *list(found)[:12])  # the others are for the message
-        }
-        for number, found in enumerate(self._objects(path, opening), start=1):
-            if isinstance(found, dict):
-                known |= required & found.keys()
-                found |= dict.fromkeys(sorted(known - found.keys()))
-                yield from self.rows_of(found, file=str(path), line=number)
-            else:
-                yield found
-
-    def _objects(self, path: Path, opening: Opening) -> Iterator[dict[str, Any] | Row | BadRow]:
-        """Yield the object of each line, or its damaged row; the row of a blank line has no text."""
-        for line in read_lines(path, encoding=self.encoding, max_bytes=opening.max_row_bytes):
-            try:
-                yield line.bad or (json_object(line.text) if line.text.strip() else Row("", str(path), line.number))
-            except Unusable as error:
-                yield error.at(str(path), line.number)
 
 
 @config
@@ -179,37 +140,6 @@ class CsvConfig(TableFilesConfig):
                 )
             else:
                 yield from self.rows_of(dict(zip(names, values, strict=True)), file=file, line=number)
-
-
-def json_object(text: str | bytes) -> dict[str, Any]:
-    """Parse a JSON object; raises `Unusable` as `parse_json`, and for anything but an object."""
-    value = parse_json(text)
-    if not isinstance(value, dict):
-        raise Unusable("wrong_type", f"a JSON {type(value).__name__}, expected an object", text)
-    return value
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Parse JSON from outside.
-
-    Raises:
-        Unusable: it is not JSON, it is nested too deeply, or a key occurs twice in one object.
-    """
-    try:
-        return _DECODER.decode(text if isinstance(text, str) else text.decode(json.detect_encoding(text)))
-    except (ValueError, RecursionError) as error:
-        raise Unusable("broken_json", str(error)[:200], text) from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("a key occurs twice in one object")
-    return made
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
-"""Made once: `json.loads` with a hook makes a decoder for every text."""
 
 
 def _parsed(lines: list[str], delimiter: str) -> list[list[str]]:
