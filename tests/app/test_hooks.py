@@ -64,7 +64,7 @@ def test_a_run_whose_inputs_nobody_wrote_names_the_pipelines_that_write_them(
     read: str, first: str, tmp_path: Path, refuses: Refuses
 ) -> None:
     with refuses(StoreError, read, first):
-        Session(tmp_path).run(one(read, "latents", "runs", "timings", outputs="comparison"))
+        Session(tmp_path).run(one(read, "latents", "runs", "timings", "tracked_metrics", outputs="comparison"))
 
 
 def test_a_variable_of_older_scripts_is_named_with_its_parameter(

@@ -130,7 +130,7 @@ class ProjectHooks:
         """Refuse inputs that no run has written and no node makes; name all pipelines of the main job, or the nodes."""
         needed = {name for name in pipeline.inputs() if not self._entries.get(name, {}).get("optional")}
         folders = {name for name, entry in self._entries.items() if "Workspace" in entry["type"]}
-        memory = {name for name, entry in self._entries.items() if entry["type"] == "MemoryDataset"}
+        memory = {key for key, made in self._entries.items() if made["type"] == "MemoryDataset" and "data" not in made}
         skipped, first, found = folders | memory, list[str](), memory & pipeline.inputs()
         makers = [node.name for name in PIPELINES for node in PIPELINES.load(name)().nodes if found & {*node.outputs}]
         for name in reversed(MAIN):

@@ -102,7 +102,7 @@ class TrackingHooks:
                 name=tracking.run_name or self._name, parameters=parameters,
             )  # fmt: skip
         if self._run is not None:
-            log.info("MLflow run %s in '%s' at %s", self._run.run_id, tracking.experiment, mask(self._run.uri))
+            log.info("MLflow run %s at %s", self._run.run_id, mask(self._run.uri))
             if tracking.system_metrics:
                 self._send("watch")
         about = {
