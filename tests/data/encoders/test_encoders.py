@@ -19,7 +19,6 @@ from tests.data.encoders.tiny import WORDS, folder_of, plain_modules
 
 from mm_ldlm.core import EncoderError
 from mm_ldlm.data.encoders import REGISTRY, LocalEncoderConfig, load_encoder, transformer
-from mm_ldlm.data.encoders.base import EncodesTokens
 from mm_ldlm.data.encoders.transformer import TransformerEncoder
 
 NAMES = [*REGISTRY, "library"]
@@ -157,20 +156,6 @@ def test_a_source_language_reaches_the_tokenizer() -> None:
     assert english.fingerprint != french.fingerprint
 
 
-@pytest.mark.parametrize("name", REGISTRY)
-def test_the_states_of_a_text_are_those_of_its_own_tokens(name: str) -> None:
-    encoder = encoder_of(name, batch_tokens=40, **({"truncate_dim": 33} if name == "qwen3" else {}))
-    whole = encoder_of(name)
-    special = {*encoder.tokenizer.all_special_ids} - {encoder.tokenizer.unk_token_id}
-    assert isinstance(encoder, EncodesTokens)
-    for sentence, found in zip(SENTENCES, encoder.encode_tokens(SENTENCES), strict=True):
-        (alone,) = whole.encode_tokens([sentence])
-        inner = [i for i in encoder.tokenise([sentence])[0] if i not in special]
-        assert found.ids_n.tolist() == alone.ids_n.tolist() == inner
-        np.testing.assert_allclose(found.states_nd, alone.states_nd[:, : encoder.dim], atol=1e-5)
-    assert encoder.encode_tokens([]) == []
-
-
 def test_lanes_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = encoder_of("minilm", batch_rows=2)
     monkeypatch.setattr(transformer, "lanes_of", lambda device: 3)
@@ -204,7 +189,7 @@ def test_positions_count_from_the_first_token_that_is_no_padding() -> None:
 
     encoder = encoder_of("qwen3")
     encoder.model = model
-    encoder._hidden(torch.zeros(2, 4, dtype=torch.long), np.array([[False, False, True, True], [True] * 4]))
+    encoder.hidden(torch.zeros(2, 4, dtype=torch.long), np.array([[False, False, True, True], [True] * 4]))
     assert asked["position_ids"].tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
 
 

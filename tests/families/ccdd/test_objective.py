@@ -8,10 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.components import random_batch, root_of
+from tests.data.encoders.tiny import WORDS as WORDS_OF_TEXTS
+from tests.data.encoders.tiny import folder_of
 from tests.sampling.toys import MASK, PAD, WORDS, build, canvas, context, rows
 from torch import Tensor
 
 from mm_ldlm.core import SamplingError
+from mm_ldlm.data.encoders import REGISTRY, LocalEncoderConfig, load_encoder
+from mm_ldlm.data.encoders.transformer import TransformerEncoder
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import Flow
 from mm_ldlm.families.ccdd import token_states
@@ -35,6 +39,22 @@ def test_dropped_states_have_the_same_time_in_training_as_in_a_likelihood() -> N
     assert bool(alone["null_state_B"].all())
     assert torch.equal(training["t_state_B"][dropped_B], alone["t_state_B"][dropped_B])
     assert torch.equal(training["t_state_B"][~dropped_B], training["t_text_B"][~dropped_B])
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_the_states_of_a_text_are_those_of_its_own_tokens(name: str) -> None:
+    given = {"name": name, "path": str(folder_of(name)), "device": "cpu"}
+    encoder = load_encoder(LocalEncoderConfig(**given, batch_tokens=40, truncate_dim=33 if name == "qwen3" else None))
+    whole: Any = load_encoder(LocalEncoderConfig(**given))
+    assert isinstance(encoder, TransformerEncoder)
+    special = {*encoder.tokenizer.all_special_ids} - {encoder.tokenizer.unk_token_id}
+    texts = ["", *(" ".join(WORDS_OF_TEXTS[:count]) for count in (1, 5, 20))]
+    for text, (ids_n, states_nd) in zip(texts, token_states.states_of(encoder, texts), strict=True):
+        ((alone_n, alone_nd),) = token_states.states_of(whole, [text])
+        inner = [i for i in encoder.tokenise([text])[0] if i not in special]
+        assert ids_n.tolist() == alone_n.tolist() == inner
+        np.testing.assert_allclose(states_nd, alone_nd[:, : encoder.dim], atol=1e-5)
+    assert token_states.states_of(encoder, []) == []
 
 
 # -- the joint sampler of texts and token states -----------------------------------------------------------------------

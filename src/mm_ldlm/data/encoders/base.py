@@ -6,7 +6,7 @@ import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -94,23 +94,6 @@ class Encoder(abc.ABC):
             EncoderError: it has changed.
         """
         return
-
-
-class EncodedTokens(NamedTuple):
-    """The tokens of a sentence, without special tokens, and the encoder's output at each of them."""
-
-    ids_n: npt.NDArray[np.int64]
-    """(n,) ids of the encoder's own tokenizer"""
-    states_nd: npt.NDArray[np.float32]
-    """(n, d)"""
-
-
-@runtime_checkable
-class EncodesTokens(Protocol):
-    """An encoder that also returns its output at every token."""
-
-    def encode_tokens(self, sentences: Sequence[str]) -> list[EncodedTokens]:
-        """Return the tokens of each sentence with their outputs, in the order of the sentences."""
 
 
 class EncoderConfig(Protocol):

@@ -9,16 +9,15 @@ import functools
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core import EncoderError, reason_of
-from mm_ldlm.data.encoders import bert
-from mm_ldlm.data.encoders.base import EncodedTokens, Encoder
+from mm_ldlm.core import EncoderError, Registry, reason_of
+from mm_ldlm.data.encoders.base import Encoder
 from mm_ldlm.data.encoders.specs import EncoderSpec, LocatedWeights, Pooling
 from mm_ldlm.data.inference_batches import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.distributed.process import choose_device
@@ -27,6 +26,8 @@ Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_
 """Indices (b,), token ids (b, L) int64 padded, and valid (b, L) bool or None when nothing is padded."""
 WINDOW = 4096
 """Number of sentences that `encode` tokenises and sorts together."""
+ENCODER_MODELS = Registry("model of an encoder", {}, group="encoder_models")
+"""Functions of a `LocatedWeights` that return its tokenizer and model as transformers would, or None for others"""
 
 
 class _LocalEncoder(Encoder):
@@ -113,13 +114,11 @@ class TransformerEncoder(_LocalEncoder):
 
     def forward(self, ids_BL: torch.Tensor, valid_BL: npt.NDArray[np.bool_] | None) -> torch.Tensor:
         """Return (B, d) float32 on the device."""
-        hidden_BLd, mask_BL = self._hidden(ids_BL, valid_BL)
+        hidden_BLd, mask_BL = self.hidden(ids_BL, valid_BL)
         vectors_Bd = pool(hidden_BLd, mask_BL, how=self.spec.pooling)[:, : self.dim]
         return torch.nn.functional.normalize(vectors_Bd, dim=-1) if self.spec.normalised else vectors_Bd
 
-    def _hidden(
-        self, ids_BL: torch.Tensor, valid_BL: npt.NDArray[np.bool_] | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def hidden(self, ids_BL: torch.Tensor, valid_BL: npt.NDArray[np.bool_] | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the last hidden states (B, L, d) and the mask (B, L) of the tokens that are not padding."""
         ids_BL = ids_BL.to(self.device)
         extra: dict[str, Any] = {}
@@ -131,19 +130,6 @@ class TransformerEncoder(_LocalEncoder):
             if self.spec.padding_side == "left":  # positions count from the first real token
                 extra["position_ids"] = (mask_BL.long().cumsum(1) - 1).clamp(min=0)
         return self.model(input_ids=ids_BL, **extra).last_hidden_state, mask_BL
-
-    @torch.inference_mode()
-    def encode_tokens(self, sentences: Sequence[str]) -> list[EncodedTokens]:
-        """Return the tokens of each sentence and their last hidden states, without the special tokens around them."""
-        special = np.array(sorted({*self.tokenizer.all_special_ids} - {self.tokenizer.unk_token_id}), np.int64)
-        found = [EncodedTokens(np.empty(0, np.int64), np.empty((0, self.dim), np.float32))] * len(sentences)
-        for chosen, ids_BL, valid_BL in self.prepare(sentences):
-            hidden_BLd = self._hidden(torch.from_numpy(ids_BL), valid_BL)[0][..., : self.dim].float().cpu().numpy()
-            kept_BL = ~np.isin(ids_BL, special) & (True if valid_BL is None else valid_BL)
-            for place, index in enumerate(chosen):
-                kept_L = kept_BL[place]
-                found[index] = EncodedTokens(ids_BL[place][kept_L], hidden_BLd[place][kept_L])
-        return found
 
     def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return (n, d) float32 in order; the next window is tokenised while the current one is computed."""
@@ -215,12 +201,12 @@ def pool(hidden_BLd: torch.Tensor, valid_BL: torch.Tensor, *, how: Pooling) -> t
 
 
 def _load(located: LocatedWeights) -> tuple[Any, Any]:
-    """Load tokenizer and model, a usual BERT without transformers."""
+    """Load tokenizer and model, by the first of `ENCODER_MODELS` that reads them, or by transformers."""
     spec, dtype = located.spec, getattr(torch, located.dtype)
-    if spec.architecture == "auto" and spec.final_token is None and bert.fits(located.folder):
-        with _loading(located), contextlib.suppress(KeyError):  # older names, which transformers reads
-            model = bert.load(located.folder, dtype=dtype)
-            return bert.BertTokenizer(located.folder), model.eval().requires_grad_(False)
+    with _loading(located):
+        for name in ENCODER_MODELS:
+            if (found := ENCODER_MODELS.load(name)(located)) is not None:
+                return cast(tuple[Any, Any], found)
     from transformers import AutoModel, AutoTokenizer, T5EncoderModel
     from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
@@ -271,7 +257,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _TYPICAL_ROWS)
         self.bias = None if linear.bias is None else linear.bias.detach()
-        self.activation = "gelu" if isinstance(linear, bert.GeluLinear) else "none"
+        self.activation = getattr(linear, "activation", "none")
         self.weight = torch.empty(0, dtype=linear.weight.dtype)  # some architectures read the dtype of a layer
 
     def forward(self, x: Tensor) -> Tensor:
@@ -287,6 +273,6 @@ def pack_linear_layers(model: Any) -> Any:
         return model
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) in (nn.Linear, bert.GeluLinear):
+            if type(child) is nn.Linear or (isinstance(child, nn.Linear) and hasattr(child, "activation")):
                 setattr(module, name, PackedLinear(child))
     return model

@@ -8,23 +8,29 @@ The extraction can be resumed. Its shards end at record boundaries and hold abou
 the memory (`data.store.writer`).
 """
 
+from __future__ import annotations
+
 import dataclasses
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from mm_ldlm.core import EncoderError, Workers, config
-from mm_ldlm.data.encoders.base import EncoderConfig, EncodesTokens
+from mm_ldlm.data.encoders.base import EncoderConfig
 from mm_ldlm.data.features import Feature, Field, Inputs, standardised
 from mm_ldlm.data.latents.config import StoredType
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import Manifest, ShardStore, fixed_lists
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.data.store.writer import Parts
+
+if TYPE_CHECKING:
+    from mm_ldlm.data.encoders.transformer import TransformerEncoder
 
 log = logging.getLogger(__name__)
 
@@ -124,13 +130,14 @@ def embed_tokens(inputs: Inputs, *, encoder: EncoderConfig, config: CcddSection,
         "parameters": fingerprint({"config": config, "format": FORMAT_VERSION}),
     }
     parts = Parts(workspace, made_by)
+    from mm_ldlm.data.encoders.transformer import TransformerEncoder
     from mm_ldlm.data.latents.extract import fixed_threads
 
     done = parts.begin()
     if Manifest.exists(workspace):
         return Manifest.read(workspace)
     loaded = encoder.load(located)
-    if not isinstance(loaded, EncodesTokens):
+    if not isinstance(loaded, TransformerEncoder):
         raise EncoderError(
             f"encoder {located.name!r} returns one vector for a text and no state for each token, which the "
             "objective reads. Choose an encoder of the registry (docs/encoders.md), or an objective without "
@@ -160,7 +167,9 @@ def embed_tokens(inputs: Inputs, *, encoder: EncoderConfig, config: CcddSection,
     )  # fmt: skip
 
 
-def _encode(encoder: EncodesTokens, inputs: Inputs, first: int, last: int, *, name: str) -> npt.NDArray[np.float32]:
+def _encode(
+    encoder: TransformerEncoder, inputs: Inputs, first: int, last: int, *, name: str
+) -> npt.NDArray[np.float32]:
     """Encode the records first … last − 1; return the states of their tokens (n, d)."""
     found = []
     for start in range(first, last, _RECORDS_AT_ONCE):
@@ -169,12 +178,30 @@ def _encode(encoder: EncodesTokens, inputs: Inputs, first: int, last: int, *, na
         texts = table["text"].to_pylist()
         values, offsets = inputs.tokenizer.encode_base(texts)
         lengths = inputs.tokens.gather("length", rows).to_numpy()
-        for place, its in enumerate(encoder.encode_tokens(texts)):
+        for place, (its_n, states_nd) in enumerate(states_of(encoder, texts)):
             ids = values[offsets[place] : offsets[place + 1]]
-            if not np.array_equal(ids, its.ids_n):
-                raise EncoderError(_misaligned(name, table["id"][place].as_py(), ids, its.ids_n))
-            found.append(its.states_nd[: lengths[place]])
+            if not np.array_equal(ids, its_n):
+                raise EncoderError(_misaligned(name, table["id"][place].as_py(), ids, its_n))
+            found.append(states_nd[: lengths[place]])
     return np.concatenate(found)
+
+
+def states_of(
+    encoder: TransformerEncoder, texts: Sequence[str]
+) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+    """Return the encoder's own tokens (n,) of each text, without special tokens, and its states (n, d) of them."""
+    import torch
+
+    special = np.array(sorted({*encoder.tokenizer.all_special_ids} - {encoder.tokenizer.unk_token_id}), np.int64)
+    found = [(np.empty(0, np.int64), np.empty((0, encoder.dim), np.float32))] * len(texts)
+    for chosen, ids_BL, valid_BL in encoder.prepare(texts):
+        with torch.inference_mode():
+            hidden_BLd, _ = encoder.hidden(torch.from_numpy(ids_BL), valid_BL)
+        states_BLd = hidden_BLd[..., : encoder.dim].float().cpu().numpy()
+        kept_BL = ~np.isin(ids_BL, special) & (True if valid_BL is None else valid_BL)
+        for place, index in enumerate(chosen):
+            found[index] = ids_BL[place][kept_BL[place]], states_BLd[place][kept_BL[place]]
+    return found
 
 
 def _misaligned(name: str, record: str, ours: npt.NDArray[np.int64], theirs: npt.NDArray[np.int64]) -> str:

@@ -1,9 +1,10 @@
 """BERT by torch and tokenizers only: the import of transformers takes longer than to embed a few hundred sentences.
 
 `fits` selects the folders; all others are read by transformers, whose interface tokenizer and model have as far as
-`transformer` uses it.
+`data/encoders/transformer.py` uses it.
 """
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from mm_ldlm.data.encoders.specs import LocatedWeights
 
 _TABLES = {"words": "word_embeddings", "positions": "position_embeddings", "types": "token_type_embeddings"}
 _LAYERS = {
@@ -26,6 +29,20 @@ _NORMALISER = {
     "lowercase": "do_lower_case", "handle_chinese_chars": "tokenize_chinese_chars", "strip_accents": "strip_accents",
 }  # fmt: skip
 """Settings of a normaliser → their names in `tokenizer_config.json`"""
+
+
+def loaded(located: LocatedWeights) -> tuple[Any, Any] | None:
+    """Load the tokenizer and the model of an encoder; None if transformers has to read them.
+
+    Raises:
+        RuntimeError: a weight has another shape.
+        SafetensorError: the file of the weights is damaged.
+    """
+    spec = located.spec
+    if spec.architecture == "auto" and spec.final_token is None and fits(located.folder):
+        with contextlib.suppress(KeyError):  # older names, which transformers reads
+            return BertTokenizer(located.folder), load(located.folder, dtype=getattr(torch, located.dtype))
+    return None
 
 
 def fits(folder: Path) -> bool:
@@ -68,7 +85,9 @@ class BertTokenizer:
 
 
 class GeluLinear(nn.Linear):
-    """A linear layer with its activation, which oneDNN computes in one pass (`transformer.PackedLinear`)."""
+    """A linear layer with its activation, which oneDNN computes in one pass (`PackedLinear`)."""
+
+    activation = "gelu"
 
     def forward(self, input: Tensor) -> Tensor:
         return F.gelu(super().forward(input))
@@ -140,4 +159,4 @@ def load(folder: Path, *, dtype: torch.dtype) -> Bert:
     with torch.device("meta"):
         model = Bert(sizes)
     model.load_state_dict({name: value.to(dtype) for name, value in weights.items()}, assign=True)
-    return model
+    return model.eval().requires_grad_(False)
