@@ -20,10 +20,6 @@ POINT = {"label": "a", "sampler": {"kind": "confidence", "steps": 2}}
         ("inversion.sweep", [POINT, POINT]),
         ("inversion.reference", "b"),
         ("inversion.length_edges", [6, 6]),
-        ("latents.calibration_samples", 1),
-        ("sts.sets", [{"format": "stbs", "name": "a", "path": "f"}]),
-        ("sts.sets", [{"format": "stsb", "name": "a b", "path": "f"}]),
-        ("sts.files", {"a.b": "f"}),
         ("checkpoint", "newest"),
         ("likelihood.draws", 0),
         ("likelihood.other_texts", [{"name": "a", "path": "f"}, {"name": "a", "path": "g"}]),
@@ -37,12 +33,3 @@ def test_values_that_no_evaluation_can_use_are_refused(path: str, value: Any, re
         section = {key: section}
     with refuses(ConfigurationError, f"evaluation.{path}"):
         parse(EvaluationConfig, section, at="evaluation")
-
-
-def test_sets_and_files_of_sts_have_different_names(refuses: Callable[..., Any]) -> None:
-    both = {"sets": [{"format": "stsb", "name": "a", "path": "f"}], "files": {"a": "g"}}
-    with refuses(ConfigurationError, "evaluation.sts"):
-        parse(EvaluationConfig, {"sts": both}, at="evaluation")
-    both["files"] = {"b": "g"}
-    sources = parse(EvaluationConfig, {"sts": both}, at="evaluation").sts.sources
-    assert [(source.name, source.format, source.path) for source in sources] == [("a", "stsb", "f"), ("b", "stsb", "g")]

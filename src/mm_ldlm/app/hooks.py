@@ -145,7 +145,6 @@ class ProjectHooks:
             )
 
     def _check_machine(self, pipeline: Pipeline, typed: Mapping[str, Any]) -> None:
-        from mm_ldlm.evaluation.config import check_sets
         from mm_ldlm.training.initial import refuse_missing_origin
 
         read = {name.removeprefix("params:") for name in pipeline.inputs()}
@@ -154,8 +153,6 @@ class ProjectHooks:
         only_plans = "training_spec" in pipeline.all_outputs() and not launches
         unused = {name for name, used in (("training", not only_plans), ("encoder", embeds)) if not used}
         check_machine(typed, read=read, unused=unused)
-        if "evaluation" in read:
-            check_sets(typed["evaluation"].sts, seed=typed["seed"])
         if "training" in read:
             refuse_missing_origin(typed["training"], runs=Path(self._entries["runs"]["filepath"]))
         if launches:

@@ -51,7 +51,8 @@ SECTIONS = Registry(
 )
 """Top-level key → the configuration that its mapping becomes, or the kinds that its key `kind` chooses from.
 
-A section may be absent where all its keys have defaults in code; the sections of families and extras may.
+A section may be absent where all its keys have defaults in code; the sections of families and extras may. Theirs can be
+keys within a section: "evaluation.NAME".
 """
 SCALARS = {"seed": Seed} | dict.fromkeys(("data", "results", "run", "sts", "texts"), str | None)
 """Top-level keys that are plain values. `data` (root of the data folder), `results` (the folder of everything that
@@ -81,9 +82,10 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
             and from the third on by the path only.
     """
     refuse_unwritable(parameters, at="")
-    known = [*SECTIONS, *SCALARS]
+    parameters, known = _divided(parameters), [*SECTIONS, *SCALARS]
+    outer = [name for name in known if "." not in name]
     problems = [
-        f"parameter '{key}' is not known.{nearest(key, known)} Valid keys: {', '.join(known)}."
+        f"parameter '{key}' is not known.{nearest(key, outer)} Valid keys: {', '.join(outer)}."
         for key in parameters
         if key not in known
     ]
@@ -107,6 +109,17 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if contradictions := _contradictions(typed):
         raise ConfigurationError(summarise(contradictions))
     return typed
+
+
+def _divided(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Move the sections within others, such as "evaluation.NAME", to the top level."""
+    found = dict(parameters)
+    for name in SECTIONS:
+        outer, _, key = name.rpartition(".")
+        if isinstance(found.get(outer), Mapping) and key in found[outer]:
+            found[name] = found[outer][key]
+            found[outer] = {other: value for other, value in found[outer].items() if other != key}
+    return found
 
 
 def _of_run(path: str, typed: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +199,8 @@ def _problems(at: str, each: Any, *, used: bool) -> list[str]:
     with foreign_code(lambda reason: ConfigurationError(
         f"parameter '{at}': its files and devices cannot be checked ({reason}). Correct the class of its kind."
     )):  # fmt: skip
-        return [*_absent_files(at, each), *(_lacking(at, each) if used else ())]
+        absent = [*_absent_files(at, each)]
+        return absent or [*(_lacking(at, each) if used else ())]
 
 
 def _absent_files(at: str, each: Any) -> Iterator[str]:

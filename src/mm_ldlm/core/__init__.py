@@ -25,7 +25,7 @@ from mm_ldlm.core.errors import (
     shorten,
 )
 from mm_ldlm.core.kinds import CONTRIBUTORS, Kinds, Registry, contributed, foreign_code, import_object, registered
-from mm_ldlm.core.messages import duration, escape, nearest, reason_of, setting, show, summarise
+from mm_ldlm.core.messages import duration, escape, nearest, reason_of, setting, show, slug, summarise
 from mm_ldlm.core.typed import (
     AutoDevice,
     Bytes,
@@ -126,6 +126,7 @@ __all__ = [
     "setting",
     "shorten",
     "show",
+    "slug",
     "summarise",
     "to_dict",
 ]

@@ -72,6 +72,11 @@ def nearest(name: Any, known: Iterable[str]) -> str:
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
+def slug(text: str) -> str:
+    """Convert a text to lower-case letters, digits and '_', as a part of a key."""
+    return re.sub(r"[\W_]+", "_", text.lower()).strip("_")
+
+
 def setting(key: str, value: Any) -> str:
     """Return the option of a command line that sets a parameter, quoted for a shell: `--params 'a.b="c; d"'`."""
     plain = not isinstance(value, str) or re.fullmatch(

@@ -1,15 +1,12 @@
 """Typed parameters of the pipelines `evaluation` and `reporting`."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from mm_ldlm.core import (
     CheckpointName,
     Device,
-    EvaluationError,
     PositiveInt,
     Repeats,
     Rows,
@@ -17,21 +14,18 @@ from mm_ldlm.core import (
     bounded,
     config,
     refuse_if,
+    slug,
 )
 from mm_ldlm.data.corpus.detokenising import Published
 from mm_ldlm.evaluation.bootstrap import Bootstrap
-from mm_ldlm.evaluation.sts_sets import Name, StsSource, load_sts, slug
-from mm_ldlm.sampling.gaussian import DdimConfig
 from mm_ldlm.sampling.limits import Draws, Length
-from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
+from mm_ldlm.sampling.registry import TEXT_SAMPLERS
 from mm_ldlm.sampling.search import SearchConfig
 
 Replicates = Annotated[int, bounded(ge=20, le=100_000)]
 """Resamples of a bootstrap: with 100,000 the ends of an interval vary by less than 1 % of its width between seeds"""
 Level = Annotated[float, bounded(ge=0.5, lt=1)]
 """Level of an interval"""
-SeveralDraws = Annotated[int, bounded(ge=2, le=1000)]
-"""Samples whose spread is measured"""
 Bins = Annotated[int, bounded(gt=0, le=1_000)]
 """Intervals of a histogram: more than the pixels of its figure show nothing further"""
 
@@ -102,36 +96,6 @@ class InversionConfig:
 
 
 @config
-class StsConfig:
-    """Parameters of the STS suite.
-
-    Attributes:
-        sets: STS sets, each scored completely.
-        files: name → file in STS-B's format, in addition to the sets; it can be set on the command line.
-        sampler: latent sampler that embeds the texts.
-        too_long: truncate (and count) sentences of more tokens than the model reads, as encoders do, or refuse them.
-    """
-
-    sets: tuple[StsSource, ...] = ()
-    files: dict[Name, str] = field(default_factory=dict)
-    sampler: Annotated[Any, LATENT_SAMPLERS] = DdimConfig(steps=8)
-    too_long: Literal["truncate", "refuse"] = "truncate"
-
-    def __post_init__(self) -> None:
-        refuse_repeated([source.name for source in self.sources], "sets", "files")
-
-    @property
-    def sources(self) -> tuple[StsSource, ...]:
-        """All sets, with the ones of `files` last."""
-        return (*self.sets, *(StsSource(format="stsb", name=name, path=path) for name, path in self.files.items()))
-
-    def input_files(self) -> Iterator[tuple[str, str]]:
-        yield from ((f"files.{name}", path) for name, path in self.files.items())
-        here = {place: source.path for place, source in enumerate(self.sets) if source.format != "hub"}
-        yield from ((f"sets[{place}].path", path) for place, path in here.items() if path)
-
-
-@config
 class TextFile:
     """Text for zero-shot likelihood: a file (optionally gz) with one text per line.
 
@@ -190,38 +154,6 @@ class GenerationConfig:
 
 
 @config
-class LatentsConfig:
-    """Parameters of the latents suite.
-
-    Attributes:
-        candidates: number of latents among which each generated latent retrieves its target.
-        neighbourhood_sentences: number of texts whose neighbourhoods are compared.
-        calibration_sentences: number of texts for the calibration; 0 omits it.
-        calibration_samples: number K of samples per text.
-    """
-
-    candidates: Rows = 10_000
-    neighbourhood_sentences: Rows = 500
-    calibration_sentences: RowsOrNone = 64
-    calibration_samples: SeveralDraws = 6
-
-
-@config
-class CalibrationConfig:
-    """Parameters of the suite of calibration.
-
-    Attributes:
-        sentences: number of sentences of the validation split that the probabilities are fitted on; 0 disables it.
-        threshold: probability from which on a text counts as `vouched` in the metrics.
-        bins: number of bins of the calibration error and of the reliability diagram.
-    """
-
-    sentences: RowsOrNone = 300
-    threshold: Level = 0.9
-    bins: Bins = 10
-
-
-@config
 class EvaluationConfig:
     """Parameters of the pipeline `evaluation`.
 
@@ -236,11 +168,8 @@ class EvaluationConfig:
     batch_tokens: Rows | None = None
     bootstrap: BootstrapConfig = BootstrapConfig()
     inversion: InversionConfig = InversionConfig()
-    sts: StsConfig = StsConfig()
     likelihood: LikelihoodConfig = LikelihoodConfig()
     generation: GenerationConfig = GenerationConfig()
-    latents: LatentsConfig = LatentsConfig()
-    calibration: CalibrationConfig = CalibrationConfig()
 
 
 @config
@@ -261,28 +190,6 @@ class ReportingConfig:
         for place, name in enumerate(self.compare):
             if not re.fullmatch(r"[0-9a-f]{32}", name):  # the id of an MLflow run
                 yield f"compare[{place}]", name
-
-
-RAREST = 1e-6
-"""Largest probability that all pairs of a resample of an STS set have one score"""
-
-
-def check_sets(config: StsConfig, *, seed: int) -> None:
-    """Read the STS sets that are not on the hub, so that a run does not find at its end that it cannot.
-
-    Raises:
-        EvaluationError: one is missing or malformed, or has so few scores that some resample of it has only one.
-    """
-    for source in config.sources:
-        if source.format != "hub":
-            pairs = load_sts(source, seed=seed)
-            counts = Counter(pairs.gold_N.tolist()).values()
-            if sum((count / len(pairs)) ** len(pairs) for count in counts) > RAREST:
-                raise EvaluationError(
-                    f"STS set '{source.name}': expected scores that differ in every resample too, such as 8 different "
-                    f"ones, found {len(pairs)} pairs, {max(counts)} of them with one score. Add pairs, or remove the "
-                    "set from evaluation.sts."
-                )
 
 
 def problems(sections: Mapping[str, Any]) -> list[str]:

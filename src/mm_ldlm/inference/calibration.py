@@ -1,6 +1,6 @@
 """Probabilities that an inverted text is right, as functions of its cosine and of its log-probability.
 
-They are fitted on held-out texts (`evaluation.calibration`) and kept in a JSON file with the run. An encoder without
+They are fitted on held-out texts (`mm_ldlm.extras`) and kept in a JSON file with the run. An encoder without
 case gives texts that differ only in case the same vector, so the cosine decides whether a text is exact up to case, and
 the log-probability whether its capitals are right as well.
 

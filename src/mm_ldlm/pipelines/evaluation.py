@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Node, Pipeline, node
 
-from mm_ldlm.core import EvaluationError, to_dict
+from mm_ldlm.core import EvaluationError
 from mm_ldlm.core.files import recorded
-from mm_ldlm.evaluation.suites import suites
-from mm_ldlm.evaluation.suites.base import Evaluation, Suite, score
+from mm_ldlm.evaluation.suites import sections_of_suites, suites
+from mm_ldlm.evaluation.suites.base import Evaluation, Suite, parameters_of, score
 from mm_ldlm.pipelines.trained import load_trained
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
@@ -42,7 +42,7 @@ def load_evaluated(
     Raises:
         EvaluationError: scores of this run would be replaced by scores from another seed, other parameters or data.
     """
-    given = {**to_dict(evaluation), **to_dict(sections), "seed": seed, "dataset": dataset.fingerprint}
+    given = {**parameters_of(evaluation, sections), "seed": seed, "dataset": dataset.fingerprint}
     of_some = {*suites(), *sections, "device", "batch_tokens"}
     for name, suite in suites().items():
         metrics = recorded(scores / f"metrics_{name}.json") or {}
@@ -85,12 +85,11 @@ def _evaluation(suite: Suite) -> Node:
 
 
 def create_pipeline() -> Pipeline:
-    of_suites = {name for suite in suites().values() for name in suite.sections}
     loading = node(
         load_evaluated,
         inputs={
             **{name: name for name in ("run", "runs", "dataset", "scores")},
-            **{name: f"params:{name}" for name in ("evaluation", "seed", *of_suites)},
+            **{name: f"params:{name}" for name in ("evaluation", "seed", *sections_of_suites())},
         },
         outputs="evaluation_model",
         name="load_model",

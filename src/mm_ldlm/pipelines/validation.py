@@ -18,12 +18,11 @@ from mm_ldlm.data.validation.checks import validate
 from mm_ldlm.data.validation.findings import enforce
 from mm_ldlm.data.validation.quarantine import write_quarantine
 from mm_ldlm.evaluation.report import DATA_PLOTS
-from mm_ldlm.evaluation.sts_sets import load_sts
+from mm_ldlm.evaluation.suites import sections_of_suites, suites
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
     from mm_ldlm.data.validation.findings import ValidationConfig
-    from mm_ldlm.evaluation.config import EvaluationConfig
 
 
 def validate_data(
@@ -33,7 +32,6 @@ def validate_data(
     features: Path,
     tokenizer: TextTokenizer,
     validation: ValidationConfig,
-    evaluation: EvaluationConfig,
     workspace: Path,
     **sections: Any,
 ) -> dict[str, Any]:
@@ -49,7 +47,9 @@ def validate_data(
         Inputs(records, tokens, tokenizer, open_all(plan, latents=latents, folder=features)),
         encoder=sections["encoder"],
         config=validation,
-        evaluation_sets={source.name: load_sts(source, seed=seed).sentences for source in evaluation.sts.sources},
+        evaluation_sets={
+            name: texts for suite in suites().values() for name, texts in suite.untrained(sections, seed=seed).items()
+        },
         seed=seed,
     )
     return {
@@ -110,7 +110,7 @@ def create_pipeline() -> Pipeline:
                     **stores,
                     "tokenizer": "tokenizer_files",
                     "validation": "params:validation",
-                    "evaluation": "params:evaluation",
+                    **{name: f"params:{name}" for name in sections_of_suites()},
                     "workspace": "params:quarantine_validation_workspace",
                     **parameters,
                     "encoder": "params:encoder",

@@ -59,36 +59,6 @@ def test_lengths_and_baselines_show_their_intervals() -> None:
         same(shown(trace)[1:], [metrics["bleu"]], factor=0.01)
 
 
-def test_the_histogram_of_cosines_is_a_fraction_of_the_sentences() -> None:
-    cosines = np.random.default_rng(0).uniform(0.2, 1, 300)
-    figure = figures.cosine_histogram({"model": {"cosines": cosines}, "one_step": {"cosines": cosines / 2}})
-    for trace in figure.data:
-        assert sum(trace.y) == pytest.approx(1)
-    middle = np.average(figure.data[0].x, weights=figure.data[0].y)
-    assert middle == pytest.approx(cosines.mean(), abs=0.02)
-
-
-def test_spectra_end_where_the_rows_end() -> None:
-    entry = {"rows": 4, "effective_rank": 2.4, "eigenvalues": [4.0, 2, 1e-12, 1, 1]}
-    (trace,) = figures.spectrum({"real": entry}).data
-    assert list(trace.x) == [1, 2, 3]
-    assert np.isnan(trace.y[2])
-    assert "2" in trace.name
-    bars = figures.calibration({"samples": 2, "rank_fraction": [0.5, 0.25, 0.25]})
-    assert list(bars.data[0].y) == [0.5, 0.25, 0.25]
-    assert bars.layout.shapes[0].y0 == pytest.approx(1 / 3)
-    assert figures.calibration(None) is None
-
-
-def test_sts_shows_each_source_of_each_set() -> None:
-    sets = {"one": {"scores": {"encoder": {"spearman": interval()}}},
-            "two": {"scores": {name: {"spearman": interval()} for name in ("encoder", "model", "one_step")}}}  # fmt: skip
-    found = {trace.name: trace for trace in figures.sts_scores(sets).data}
-    assert set(found) == {"encoder", "model", "one-step regression"}
-    same(shown(found["encoder"], "x"), [sets["one"]["scores"]["encoder"]["spearman"], sets["two"]["scores"]["encoder"]["spearman"]])  # fmt: skip
-    assert list(found["model"].y) == ["two"]
-
-
 def test_costs_by_noise_level_leave_out_empty_buckets() -> None:
     buckets = [{"low": 0, "high": 0.5, "cross_entropy": 1.5, "accuracy": 0.5, "masked_tokens": 7},
                {"low": 0.5, "high": 1, "cross_entropy": None, "accuracy": None, "masked_tokens": 0}]  # fmt: skip

@@ -34,6 +34,10 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(finished: Path) -> Run:
+    return run_of(finished)
+
+
+def run_of(finished: Path) -> Run:
     data = finished / "data" / "test"
     reference = json.loads((data / "06_models" / "run.json").read_text())
     model = MMLDLM.from_run(data / "06_models" / "runs" / reference["name"])

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from mm_ldlm.core import EvaluationError
-from mm_ldlm.evaluation.sts_sets import StsSet, StsSource, from_pairs, load_sts
-from mm_ldlm.evaluation.suites.sts import score_encoder
 from mm_ldlm.extras.sts.adapters import EncoderAdapter
 from mm_ldlm.extras.sts.readers import SEMEVAL_SUBSETS, SICK_PARTS
+from mm_ldlm.extras.sts.sets import StsSet, StsSource, from_pairs, load_sts
+from mm_ldlm.extras.sts.suite import score_encoder
 
 PAIRS = [("A plane, taking off.", 'An "air" plane', 5.0), ("Zwei Männer", "two men", 0.5), ("x y", "z", 3.25)]
 

@@ -19,6 +19,16 @@ INK, GRID = "#7d8590", "rgba(125,133,144,0.18)"
 FONT = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 
+SOURCES = {
+    "encoder": ("encoder", ENCODER),
+    "one_step": ("one-step regression", ONE_STEP),
+    "model": ("model", MODEL),
+    "real": ("encoder", REAL),
+    "unconditional": ("model, unconditional", SECOND),
+}
+"""Source of embeddings → label and colour"""
+
+
 def shades(count: int) -> list[str]:
     """Make `count` colours for lines with an order, between those of `_SHADES`."""
     return sample_colorscale(list(_SHADES), [place / max(count - 1, 1) for place in range(count)])

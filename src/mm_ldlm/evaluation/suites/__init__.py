@@ -24,9 +24,6 @@ SUITES = Registry(
     "evaluation suite",
     {
         "inversion": "mm_ldlm.evaluation.suites.inversion:Inversion",
-        "calibration": "mm_ldlm.evaluation.suites.calibration:InversionCalibration",
-        "latents": "mm_ldlm.evaluation.suites.latents:Latents",
-        "sts": "mm_ldlm.evaluation.suites.sts:Sts",
         "likelihood": "mm_ldlm.evaluation.suites.likelihood:Likelihood",
         "generation": "mm_ldlm.evaluation.suites.generation:Generation",
     },
@@ -40,6 +37,11 @@ PARTS = {"value": "", "low": ".low", "high": ".high", "standard_error": ".standa
 def suites() -> dict[str, Suite]:
     """Make every registered suite, by name, in the order of the report."""
     return {name: SUITES.load(name)() for name in SUITES}
+
+
+def sections_of_suites() -> set[str]:
+    """Return the sections that suites read besides `evaluation`."""
+    return {name for suite in suites().values() for name in suite.sections}
 
 
 # -- headline numbers --------------------------------------------------------------------------------------------------

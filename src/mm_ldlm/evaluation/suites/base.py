@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import pandas as pd
 
-from mm_ldlm.core import to_dict
+from mm_ldlm.core import EvaluationError, to_dict
 from mm_ldlm.data.held_out import Sentences, read_sentences, rows_of_ids
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Statistic
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, made_by, refuse_other
@@ -91,7 +91,7 @@ class Suite(abc.ABC):
         samples: tasks of sampling whose tables it reads.
         row_columns: columns of numbers of its table with one row per held-out sentence (besides `id`) that runs are
             compared by; () for a suite without such a table.
-        sections: sections of the parameters that it reads besides `evaluation`.
+        sections: sections of the parameters that it reads besides `evaluation`; "evaluation.NAME" is its key NAME.
         template: its section of the report, as "package/file" of a Jinja template.
         usual: whether most runs have it, so that the report says why it is left out.
     """
@@ -104,6 +104,10 @@ class Suite(abc.ABC):
     sections: ClassVar[tuple[str, ...]] = ()
     template: ClassVar[str]
     usual: ClassVar[bool] = True
+
+    def untrained(self, sections: Mapping[str, Any], *, seed: int) -> Mapping[str, Sequence[str]]:
+        """Choose the texts, by the name of their set, that no run may be trained on."""
+        return {}
 
     def skip_reason(self, given: Evaluation) -> str | None:
         """Explain why the run cannot be evaluated by this suite; None if it can."""
@@ -148,7 +152,7 @@ def score(suite: Suite, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
         EvaluationError: a table of samples belongs to other weights than the model's.
     """
     weights = given.model.parts.weights
-    about = made_by(weights, parameters=to_dict(given.config) | to_dict(given.sections), seed=given.seed)
+    about = made_by(weights, parameters=parameters_of(given.config, given.sections), seed=given.seed)
     about["dataset"] = given.dataset.fingerprint
     about["samples"] = {f"samples_{task}": table.attrs.get(MADE_BY) for task, table in given.samples.items()}
     for name, found in about["samples"].items():
@@ -160,6 +164,12 @@ def score(suite: Suite, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
     rows = pd.DataFrame({"id": pd.Series(dtype="string")}) if rows is None else rows
     rows.attrs = {MADE_BY: about}
     return {**plain(metrics), MADE_BY: about}, rows
+
+
+def parameters_of(config: EvaluationConfig, sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the section `evaluation`, with the sections that are its keys, and others to values for JSON."""
+    found: dict[str, Any] = to_dict(config)
+    return found | {name.removeprefix("evaluation."): to_dict(section) for name, section in sections.items()}
 
 
 def plain(value: Any) -> Any:
@@ -198,3 +208,19 @@ def vectors(samples: pd.DataFrame) -> np.ndarray:
     """Return the column `latent` as (n, d) float32; no rows for samples without latents."""
     kept = [np.asarray(row, dtype=np.float32) for row in samples["latent"].dropna()]
     return np.stack(kept) if kept else np.empty((0, 0), dtype=np.float32)
+
+
+def unit(x_Nd: np.ndarray) -> np.ndarray:
+    """Scale each row to length 1, in float64.
+
+    Raises:
+        EvaluationError: a row is zero or non-finite and has no direction.
+    """
+    x_Nd = np.asarray(x_Nd, dtype=np.float64)
+    norm_N1 = np.linalg.norm(x_Nd, axis=1, keepdims=True)
+    if wrong := int((~(np.isfinite(norm_N1) & (norm_N1 > 0))).sum()):
+        raise EvaluationError(
+            f"Expected vectors with a direction, found {wrong} of {len(x_Nd)} that are zero or non-finite. "
+            "Check the checkpoint or the encoder that made them."
+        )
+    return x_Nd / norm_N1

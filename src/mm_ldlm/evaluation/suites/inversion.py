@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from mm_ldlm.core import slug
 from mm_ldlm.data.corpus.record import comparison_form
 from mm_ldlm.data.held_out import Sentences, read_sentences, sample_rows, split_rows, texts_of_split
 from mm_ldlm.data.latents.recognition import cosines_of
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval, Statistic, mean_of_counts, ratio_of_counts
-from mm_ldlm.evaluation.calibration import right_texts
 from mm_ldlm.evaluation.report.inputs import described_sampler, examples
-from mm_ldlm.evaluation.sts_sets import slug
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Suite, of_samples, token_rows, without_truth
 from mm_ldlm.evaluation.suites.generation import memorised
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
@@ -282,7 +281,7 @@ def score_rows(
         **_text_columns(texts, made),
     }
     if written is not None:
-        columns[UP_TO_CASE] = right_texts(written, made)["up_to_case"]
+        columns[UP_TO_CASE] = [comparison_form(a) == comparison_form(b) for a, b in zip(written, made, strict=True)]
         own = {"exact": [a == b for a, b in zip(written, made, strict=True)], **_text_columns(written, made)}
         columns |= {f"{AS_WRITTEN}{name}": values for name, values in own.items()}
     return pd.DataFrame(columns if cosine is None else {**columns, "cosine": np.asarray(cosine, np.float64)})

@@ -19,14 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from mm_ldlm.core import EvaluationError
+from mm_ldlm.core import EvaluationError, slug
 from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.corpus.detokenising import detokenise_published
 from mm_ldlm.data.corpus.wrapping import wrap_of, wrapped
 from mm_ldlm.data.held_out import held_out
 from mm_ldlm.evaluation.bootstrap import Statistic, mean_of_counts, ratio_of_counts
 from mm_ldlm.evaluation.report.inputs import ReportInputs
-from mm_ldlm.evaluation.sts_sets import slug
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite
 
 if TYPE_CHECKING:

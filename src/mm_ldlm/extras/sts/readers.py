@@ -20,7 +20,7 @@ from typing import Any
 
 from mm_ldlm.core import EvaluationError, foreign_code, show
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.evaluation.sts_sets import Pair, StsSet, StsSource, from_pairs
+from mm_ldlm.extras.sts.sets import Pair, StsSet, StsSource, from_pairs
 
 GOLD = ("score", "similarity_score", "relatedness_score", "label")
 """Names of the column of gold scores"""

@@ -14,8 +14,9 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Bootstrap
-from mm_ldlm.evaluation.config import EvaluationConfig
-from mm_ldlm.evaluation.suites.latents import (
+from mm_ldlm.extras.latent_scores import figures
+from mm_ldlm.extras.latent_scores.config import LatentsConfig
+from mm_ldlm.extras.latent_scores.suite import (
     _compared,
     calibration,
     cosine,
@@ -49,7 +50,7 @@ def test_a_collapsed_model_ranks_in_the_middle() -> None:
     same = np.ones((9, 4))
     assert (ranks(same, same, np.ones((4, 4))) == 7).all()  # 13 equal candidates
     assert (ranks(real, real, real[:0]) == 1).all()
-    given: Any = SimpleNamespace(bootstrap=Bootstrap(20), config=EvaluationConfig())
+    given: Any = SimpleNamespace(bootstrap=Bootstrap(20), sections={"evaluation.latents": LatentsConfig()})
     assert _compared(same, real, real, given)["neighbourhoods"] is None  # no rank correlation is defined
     real = real + np.arange(4)
     mean = _compared(np.tile(real.mean(axis=0), (9, 1)), real, real, given)
@@ -112,3 +113,24 @@ def test_vectors_without_a_direction_are_refused(bad: float, refuses: Callable[.
     vectors[1] = bad
     with refuses(EvaluationError, "1 of 5"):
         cosine(vectors, np.ones((5, 3)))
+
+
+def test_the_histogram_of_cosines_is_a_fraction_of_the_sentences() -> None:
+    cosines = np.random.default_rng(0).uniform(0.2, 1, 300)
+    figure = figures.cosine_histogram({"model": {"cosines": cosines}, "one_step": {"cosines": cosines / 2}})
+    for trace in figure.data:
+        assert sum(trace.y) == pytest.approx(1)
+    middle = np.average(figure.data[0].x, weights=figure.data[0].y)
+    assert middle == pytest.approx(cosines.mean(), abs=0.02)
+
+
+def test_spectra_end_where_the_rows_end() -> None:
+    entry = {"rows": 4, "effective_rank": 2.4, "eigenvalues": [4.0, 2, 1e-12, 1, 1]}
+    (trace,) = figures.spectrum({"real": entry}).data
+    assert list(trace.x) == [1, 2, 3]
+    assert np.isnan(trace.y[2])
+    assert "2" in trace.name
+    bars = figures.calibration({"samples": 2, "rank_fraction": [0.5, 0.25, 0.25]})
+    assert list(bars.data[0].y) == [0.5, 0.25, 0.25]
+    assert bars.layout.shapes[0].y0 == pytest.approx(1 / 3)
+    assert figures.calibration(None) is None

@@ -17,16 +17,17 @@ import pandas as pd
 from mm_ldlm.core import to_dict
 from mm_ldlm.data.held_out import held_out
 from mm_ldlm.evaluation.bootstrap import Bootstrap
-from mm_ldlm.evaluation.calibration import calibration_error, fit_calibration, reliability, right_texts
+from mm_ldlm.evaluation.calibration import calibration_error, reliability
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, of_samples, without_truth
+from mm_ldlm.extras.calibration.fitting import fit_calibration, right_texts
 from mm_ldlm.inference.calibration import CALIBRATION
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 if TYPE_CHECKING:
-    from mm_ldlm.evaluation.config import CalibrationConfig
+    from mm_ldlm.extras.calibration.config import CalibrationConfig
 
 EVENTS = {"exact": "exact as written", "up_to_case": "exact up to case", "content_words": "content words right"}
-"""Event (`calibration.right_texts`) → its name in the report"""
+"""Event (`fitting.right_texts`) → its name in the report"""
 
 
 class InversionCalibration(Suite):
@@ -34,13 +35,14 @@ class InversionCalibration(Suite):
 
     name, title, use = "calibration", "Probability that an inverted text is right", "l2t"
     samples = ("l2t",)
-    template = "mm_ldlm.evaluation.suites/calibration.html.j2"
+    sections = ("evaluation.calibration",)
+    template = "mm_ldlm.extras.calibration/report.html.j2"
     usual = False
 
     def skip_reason(self, given: Evaluation) -> str | None:
         if (reason := super().skip_reason(given) or without_truth(given.samples["l2t"])) is not None:
             return reason
-        if not given.config.calibration.sentences:
+        if not given.sections["evaluation.calibration"].sentences:
             return "evaluation.calibration.sentences is 0"
         if not len(given.dataset.rows("validation")):
             return "the dataset has no validation split, on which the probabilities are fitted"
@@ -48,7 +50,7 @@ class InversionCalibration(Suite):
         return given.model.no_encoder or unembedded
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
-        model, config, table = given.model, given.config.calibration, given.samples["l2t"]
+        model, config, table = given.model, given.sections["evaluation.calibration"], given.samples["l2t"]
         held = held_out(given.dataset, count=config.sentences, seed=given.seed, split="validation")
         how = table.attrs[MADE_BY]["parameters"]
         made = model.invert(

@@ -1,6 +1,5 @@
-"""STS sets and their sources; `mm_ldlm.extras` adds the formats."""
+"""STS sets and their sources."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,17 +11,12 @@ from mm_ldlm.core import EvaluationError, Registry, bounded, config, nearest, re
 from mm_ldlm.core.files import InputFile
 
 FORMATS = Registry("format of STS sets", {}, "sts_formats")
-"""Formats: functions from (source, seed) to an `StsSet`."""
+"""Formats: functions from (source, seed) to an `StsSet`, or to pairs"""
 
 Name = Annotated[str, bounded(pattern=r"^[\w-]+$")]
 """Part of the name of a metric"""
 Pair = tuple[str, str, float]
 """Sentence, sentence, gold score"""
-
-
-def slug(text: str) -> str:
-    """Convert a text to lower-case letters, digits and '_', as a part of a key."""
-    return re.sub(r"[\W_]+", "_", text.lower()).strip("_")
 
 
 @dataclass(frozen=True)
@@ -102,7 +96,8 @@ def load_sts(source: StsSource, *, seed: int = 0) -> StsSet:
     Raises:
         EvaluationError: a file is missing or unreadable, a line is malformed, or a subset is missing.
     """
-    return FORMATS.load(source.format)(source, seed)
+    found = FORMATS.load(source.format)(source, seed)
+    return found if isinstance(found, StsSet) else from_pairs(source.name, found)
 
 
 def from_pairs(name: str, pairs: Iterable[Pair], *, subsets: Sequence[str] | None = None, part: str = "") -> StsSet:

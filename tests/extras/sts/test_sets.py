@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.environments import parameters
 
-from mm_ldlm.core import EvaluationError
-from mm_ldlm.evaluation.config import StsConfig, check_sets
-from mm_ldlm.evaluation.sts_sets import StsSet, StsSource, from_pairs, load_sts
+from mm_ldlm.app.config_loader import merge
+from mm_ldlm.app.parameters import check_parameters
+from mm_ldlm.core import ConfigurationError, EvaluationError, parse
+from mm_ldlm.extras.sts.config import StsConfig
+from mm_ldlm.extras.sts.sets import StsSet, StsSource, from_pairs, load_sts
 
 PAIRS = [("A plane, taking off.", 'An "air" plane', 5.0), ("Zwei Männer", "two men", 0.5), ("x y", "z", 3.25)]
 HEADER = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore"
@@ -97,5 +100,26 @@ def test_a_set_is_refused_before_a_run_if_a_resample_of_it_may_have_one_score_on
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "f")
         file.write_text("".join(f"a{i},b{i},{gold}\n" for i, gold in enumerate(golds)))
-        with contextlib.nullcontext() if chance < 1e-6 else pytest.raises(EvaluationError):
-            check_sets(StsConfig(files={"set": str(file)}), seed=0)
+        assert (StsConfig(files={"set": str(file)}).missing() is None) is (chance < 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sets", [{"format": "stbs", "name": "a", "path": "f"}]),
+        ("sets", [{"format": "stsb", "name": "a b", "path": "f"}]),
+        ("files", {"a.b": "f"}),
+    ],
+)
+def test_sets_that_no_evaluation_can_use_are_refused(key: str, value: Any, refuses: Callable[..., Any]) -> None:
+    with refuses(ConfigurationError, f"evaluation.sts.{key}"):
+        check_parameters(merge(parameters("base"), {"evaluation": {"sts": {key: value}}}))
+
+
+def test_sets_and_files_of_sts_have_different_names(refuses: Callable[..., Any]) -> None:
+    both = {"sets": [{"format": "stsb", "name": "a", "path": "f"}], "files": {"a": "g"}}
+    with refuses(ConfigurationError, "evaluation.sts"):
+        parse(StsConfig, both, at="evaluation.sts")
+    both["files"] = {"b": "g"}
+    sources = parse(StsConfig, both, at="evaluation.sts").sources
+    assert [(source.name, source.format, source.path) for source in sources] == [("a", "stsb", "f"), ("b", "stsb", "g")]

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
+from tests.evaluation.report.test_figures import interval, same, shown
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Bootstrap
-from mm_ldlm.evaluation.sts_sets import StsSet, from_pairs
-from mm_ldlm.evaluation.suites.sts import correlate, embedder, ratio_to, score_encoder, similarities, tokenised
+from mm_ldlm.extras.sts.sets import StsSet, from_pairs
+from mm_ldlm.extras.sts.suite import correlate, embedder, ratio_to, score_encoder, similarities, sts_scores, tokenised
 
 FEW = Bootstrap(60)
 DRAW = np.random.default_rng(0)
@@ -118,3 +119,12 @@ def test_long_sentences_are_cut_as_encoders_do_or_refused(refuses: Callable[...,
     assert tokenised(sts_set(), model, too_long="truncate") == {"too_long": 60, "unknown": 1 / 60}
     with refuses(EvaluationError, "60", "3 tokens"):
         tokenised(sts_set(), model, too_long="refuse")
+
+
+def test_sts_shows_each_source_of_each_set() -> None:
+    sets = {"one": {"scores": {"encoder": {"spearman": interval()}}},
+            "two": {"scores": {name: {"spearman": interval()} for name in ("encoder", "model", "one_step")}}}  # fmt: skip
+    found = {trace.name: trace for trace in sts_scores(sets).data}
+    assert set(found) == {"encoder", "model", "one-step regression"}
+    same(shown(found["encoder"], "x"), [sets["one"]["scores"]["encoder"]["spearman"], sets["two"]["scores"]["encoder"]["spearman"]])  # fmt: skip
+    assert list(found["model"].y) == ["two"]

@@ -21,9 +21,8 @@ import pandas as pd
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval, pearson_of_counts, spearman_of_counts
-from mm_ldlm.evaluation.sts_sets import StsSet, load_sts
-from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite
-from mm_ldlm.evaluation.suites.latents import unit
+from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, unit
+from mm_ldlm.extras.sts.sets import StsSet, load_sts
 
 Encode = Callable[[Sequence[str]], np.ndarray]
 """Sentences → (n, d) vectors, in order"""
@@ -55,16 +54,20 @@ class Sts(Suite):
     """
 
     name, title = "sts", "Semantic textual similarity"
-    template = "mm_ldlm.evaluation.suites/sts.html.j2"
+    sections = ("evaluation.sts",)
+    template = "mm_ldlm.extras.sts/report.html.j2"
+
+    def untrained(self, sections: Mapping[str, Any], *, seed: int) -> Mapping[str, Sequence[str]]:
+        return {source.name: load_sts(source, seed=seed).sentences for source in sections["evaluation.sts"].sources}
 
     def skip_reason(self, given: Evaluation) -> str | None:
-        if not given.config.sts.sources:
+        if not given.sections["evaluation.sts"].sources:
             return "no STS sets are configured (evaluation.sts.sets)"
         encodes = "latents" in given.model.capabilities.fields and given.model.no_encoder is None
         return None if encodes else given.model.capabilities.refusal("t2l")
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
-        model, config = given.model, given.config.sts
+        model, config = given.model, given.sections["evaluation.sts"]
         refusals = {"encoder": model.no_encoder, "model": model.capabilities.refusal("t2l")}
         left_out = [f"scores of the {name}: {why}" for name, why in refusals.items() if why is not None]
         encoders: dict[str, Encode] = {} if refusals["encoder"] is not None else {"encoder": model.encode}
@@ -123,8 +126,6 @@ class Sts(Suite):
         ]  # fmt: skip
 
     def figures(self, metrics: Metrics) -> dict[str, Any]:
-        from mm_ldlm.evaluation.report.figures import sts_scores
-
         return {"plot_sts": sts_scores(metrics["sets"])}
 
 
@@ -235,3 +236,24 @@ def _over_subsets(pairs: StsSet, cosine_N: np.ndarray, bootstrap: Bootstrap) -> 
         found[f"weighted_mean_{kind}"] = float(np.average(values, weights=sizes))
         found[f"subset_{kind}"] = dict(zip(scores, values, strict=True))
     return found | {"mean_interval": bootstrap.interval(found["mean_spearman"], np.mean(draws, axis=0))}
+
+
+def sts_scores(sets: Mapping[str, Any]) -> Any:
+    """Plot Spearman × 100 by set, with intervals, of model, one-step regression and encoder."""
+    from mm_ldlm.evaluation.report import theme
+
+    traces = []
+    for source, (label, colour) in theme.SOURCES.items():
+        found = {name: e["scores"][source]["spearman"] for name, e in sets.items() if source in e["scores"]}
+        if found:
+            traces.append(
+                {
+                    "type": "scatter", "mode": "markers", "name": label, "y": list(found),
+                    "x": [each["value"] for each in found.values()],
+                    "error_x": theme.bars(list(found.values()), colour), "marker": {"size": 11, "color": colour},
+                    "hovertemplate": "%{y}: %{x:.2f}<extra>" + label + "</extra>",
+                }
+            )  # fmt: skip
+    y = {"title": "STS set", "type": "category", "autorange": "reversed"}
+    height = max(340, 130 + 70 * len(sets))
+    return theme.chart(traces, x={"title": "Spearman × 100"}, y=y, height=height, scattermode="group", scattergap=0.6)

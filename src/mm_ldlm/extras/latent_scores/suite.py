@@ -10,11 +10,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from mm_ldlm.core import EvaluationError
 from mm_ldlm.data.held_out import sample_rows, split_rows
 from mm_ldlm.data.validation.vectors import spectrum
 from mm_ldlm.evaluation.bootstrap import weighted_pearson
-from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, of_samples, vectors, without_truth
+from mm_ldlm.evaluation.suites.base import (
+    Evaluation,
+    Headline,
+    Metrics,
+    Suite,
+    of_samples,
+    unit,
+    vectors,
+    without_truth,
+)
 
 
 class Latents(Suite):
@@ -22,7 +30,8 @@ class Latents(Suite):
 
     name, title, use = "latents", "From text to latent", "t2l"
     samples = ("t2l", "unconditional")
-    template = "mm_ldlm.evaluation.suites/latents.html.j2"
+    sections = ("evaluation.latents",)
+    template = "mm_ldlm.extras.latent_scores/report.html.j2"
 
     def skip_reason(self, given: Evaluation) -> str | None:
         samples = given.samples["t2l"]
@@ -31,7 +40,7 @@ class Latents(Suite):
         return super().skip_reason(given) or without_truth(samples) or one
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
-        config, seed, dataset = given.config.latents, given.seed, given.dataset
+        config, seed, dataset = given.sections["evaluation.latents"], given.seed, given.dataset
         sentences, samples = of_samples(given.samples["t2l"], dataset=dataset)
         real_nd, generated_nd = sentences.latents, vectors(samples)
         unconditional_nd = vectors(given.samples["unconditional"])
@@ -56,7 +65,7 @@ class Latents(Suite):
         if config.calibration_sentences:
             part = sentences.some(config.calibration_sentences, seed=seed)
             drawn = given.model.embed(
-                list(part.texts), sampler=given.config.sts.sampler, draws=config.calibration_samples, seed=seed
+                list(part.texts), sampler="ddim", steps=8, draws=config.calibration_samples, seed=seed
             ).draws
             found["calibration"] = {"sentences": len(part), **calibration(np.asarray(drawn), part.latents)}
         return found, None
@@ -82,7 +91,7 @@ class Latents(Suite):
         )
 
     def figures(self, metrics: Metrics) -> dict[str, Any]:
-        from mm_ldlm.evaluation.report import figures
+        from mm_ldlm.extras.latent_scores import figures
 
         return {
             "plot_cosine": figures.cosine_histogram(metrics["samplers"]),
@@ -92,13 +101,13 @@ class Latents(Suite):
 
 
 def _compared(latents_nd: np.ndarray, real_nd: np.ndarray, others_md: np.ndarray, given: Evaluation) -> Metrics:
-    bootstrap = given.bootstrap
+    bootstrap, limit = given.bootstrap, given.sections["evaluation.latents"].neighbourhood_sentences
     cosine_n = cosine(latents_nd, real_nd)
     error_n = ((latents_nd - real_nd) ** 2).mean(axis=1) / real_nd.var(axis=0).mean()
     rank_n = ranks(latents_nd, real_nd, others_md)
     near = None
     if len(real_nd) >= 3:
-        correlation_n, overlap = neighbourhoods(latents_nd, real_nd, limit=given.config.latents.neighbourhood_sentences)
+        correlation_n, overlap = neighbourhoods(latents_nd, real_nd, limit=limit)
         if np.isfinite(correlation_n).all():  # otherwise the model has collapsed
             near = {"rank_correlation": bootstrap.mean(correlation_n), "overlap": overlap}
     return {
@@ -121,22 +130,6 @@ def _spectrum(latents_nd: np.ndarray) -> Metrics:
 
 
 # -- metrics ----------------------------------------------------------------------------------------------------------
-
-
-def unit(x_Nd: np.ndarray) -> np.ndarray:
-    """Scale each row to length 1, in float64.
-
-    Raises:
-        EvaluationError: a row is zero or non-finite and has no direction.
-    """
-    x_Nd = np.asarray(x_Nd, dtype=np.float64)
-    norm_N1 = np.linalg.norm(x_Nd, axis=1, keepdims=True)
-    if wrong := int((~(np.isfinite(norm_N1) & (norm_N1 > 0))).sum()):
-        raise EvaluationError(
-            f"Expected vectors with a direction, found {wrong} of {len(x_Nd)} that are zero or non-finite. "
-            "Check the checkpoint or the encoder that made them."
-        )
-    return x_Nd / norm_N1
 
 
 def cosine(a_Nd: np.ndarray, b_Nd: np.ndarray) -> np.ndarray:
