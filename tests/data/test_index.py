@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from mm_ldlm.core import ValidationError
 from mm_ldlm.data import index as module
-from mm_ldlm.data.index import split_column, write_index
+from mm_ldlm.data.index import split_column, write_index, write_quarantine
 from mm_ldlm.data.store import ShardStore
-from mm_ldlm.data.validation.quarantine import write_quarantine
 
 COUNT = 20
 TEXTS = [f"w{i} w{(i * 3) % 20}" + " w1" * (i % 3) for i in range(COUNT)]

@@ -1,5 +1,6 @@
-"""Index of the valid examples, and the examples of a split."""
+"""Index of the valid examples, quarantine of the others, and the examples of a split."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,27 @@ from mm_ldlm.data.store import Manifest, ShardStore, write_store
 
 INDEX_SCHEMA = pa.schema([("id", pa.string()), ("row", pa.int64()), ("split", pa.string()), ("length", pa.int32())])
 """One entry per valid example; `row` is its row in the record, token and latent stores, `length` counts tokens."""
+QUARANTINE_SCHEMA = pa.schema(
+    [("row", pa.int64()), ("id", pa.string()), ("split", pa.string()), ("reason", pa.string()), ("text", pa.string())]
+)
+"""One entry per row that failed a check, and reason"""
 _ROWS = 65_536
+
+
+def write_quarantine(records: ShardStore, failing: dict[str, npt.NDArray[np.int64]], workspace: Path) -> Manifest:
+    """Write the failed rows with their reasons, in row order."""
+    pairs = sorted((int(row), reason) for reason, rows in failing.items() for row in rows if row < len(records))
+
+    def tables() -> Iterator[pa.Table]:
+        for start in range(0, len(pairs), _ROWS):
+            rows, reasons = zip(*pairs[start : start + _ROWS], strict=True)
+            yield records.table(rows).append_column("row", [rows]).append_column("reason", [reasons])
+
+    return write_store(
+        workspace, tables(), kind="quarantine", schema=QUARANTINE_SCHEMA,
+        fingerprints={"records": records.manifest.fingerprint},
+        meta={"reasons": {reason: len(rows) for reason, rows in sorted(failing.items())}},
+    )  # fmt: skip
 
 
 def write_index(

@@ -19,6 +19,7 @@ from mm_ldlm.core import (
     FingerprintError,
     MMLDLMError,
     NonNegativeInt,
+    Registry,
     SamplingError,
     bounded,
     check,
@@ -31,7 +32,6 @@ from mm_ldlm.core.files import InputFile
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.encoders.base import load_encoder, no_encoder, parse_encoder
 from mm_ldlm.data.features import feature_of
-from mm_ldlm.data.latents.adapter import ADAPTER, Adapted, Adapter
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import ShardStore
 from mm_ldlm.inference.calibration import CALIBRATION, Calibration
@@ -56,6 +56,8 @@ from mm_ldlm.training.checkpoints.weights import (
 
 ENCODER = "encoder"
 """Folder of an exported run with the weights of its encoder"""
+CHECKPOINT_FOLDERS = Registry("folder of an exported run", {}, group="checkpoint_folders")
+"""Name of a folder → a function of `Parts` and of this folder, which returns the parts as the folder changes them"""
 
 
 @dataclass(frozen=True)
@@ -66,14 +68,14 @@ class Parts:
     """The trained model with the conventions of its objective, on its device"""
     capabilities: Capabilities
     tokenizer: TextTokenizer
-    normalisers: Mapping[str, Normaliser | Adapted] = field(default_factory=dict)
+    normalisers: Mapping[str, Any] = field(default_factory=dict)
     """Normalisers of the fields, by the names of their folders in a checkpoint; "normaliser" is that of the latents"""
     load_encoder: Callable[[], Any] | None = None
     """Loads the encoder that made the latents; None if the run names no encoder that embeds texts"""
     encoder: str = ""
     """Name of that encoder"""
     load_own: Callable[[], Any] | None = None
-    """Loads the encoder of the training, which re-embeds texts if an adapter reads the latents of another encoder"""
+    """Loads the encoder of the training, which re-embeds texts if the latents are those of another encoder"""
     no_encoder: str = "this model was built without one."
     """Why there is none, for messages"""
     checkpoint: Path | None = None
@@ -126,20 +128,13 @@ def load_run(
     encoder = (config.get("encoder") or {}) | ({"path": str(found / ENCODER)} if (found / ENCODER).is_dir() else {})
     load, no_encoder = _encoder_of(encoder, fingerprints.get("encoder", ""), chosen)
     normalisers: dict[str, Any] = {each.name: Normaliser.load(each) for each in sorted(found.glob("*normaliser"))}
-    name, own = str(encoder.get("name", "")), None
-    if (found / ADAPTER).is_dir():
-        adapter = Adapter.load(found / ADAPTER)
-        normalisers["normaliser"] = Adapted(adapter, normalisers["normaliser"])
-        name, own, load = adapter.about.encoder, load, None
-        no_encoder = f"its latents are the vectors of {name or 'another encoder'}, read through an adapter."
-    return Parts(
+    parts = Parts(
         model=root.objective.generative_model(root.model),
         capabilities=objective_config.capabilities(model_config),
         tokenizer=TextTokenizer.load(found / "tokenizer"),
         normalisers=normalisers,
         load_encoder=load,
-        encoder=name,
-        load_own=own,
+        encoder=str(encoder.get("name", "")),
         no_encoder=no_encoder,
         checkpoint=found,
         weights=weights_of(found, use_ema=use_ema),
@@ -148,6 +143,10 @@ def load_run(
         fingerprints=fingerprints,
         calibration=calibration_of(found, use_ema=use_ema),
     )
+    for name in CHECKPOINT_FOLDERS:
+        if (found / name).is_dir():
+            parts = CHECKPOINT_FOLDERS.load(name)(parts, found / name)
+    return parts
 
 
 def calibration_of(checkpoint: Path, *, use_ema: bool) -> Calibration | None:

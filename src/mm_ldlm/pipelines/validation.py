@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from kedro.pipeline import Pipeline, node
 
 from mm_ldlm.data.features import Inputs, fit_all, open_all, planned, sections
-from mm_ldlm.data.index import write_index
+from mm_ldlm.data.index import write_index, write_quarantine
 from mm_ldlm.data.latents.normaliser import Normalisers
 from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.validation.checks import validate
 from mm_ldlm.data.validation.findings import enforce
-from mm_ldlm.data.validation.quarantine import write_quarantine
 from mm_ldlm.evaluation.report import DATA_PLOTS
 from mm_ldlm.evaluation.suites import sections_of_suites, suites
 

@@ -141,7 +141,7 @@ def test_search_compares_in_the_space_of_the_run_or_by_the_other_encoder_if_it_i
 
 
 def test_a_damaged_adapter_is_refused(place: Path, tmp_path: Path) -> None:
-    from mm_ldlm.data.latents.adapter import Adapter
+    from mm_ldlm.extras.align.adapter import Adapter
 
     folder = shutil.copytree(place / "aligned" / "adapter", tmp_path / "adapter")
 

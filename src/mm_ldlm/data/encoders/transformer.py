@@ -203,7 +203,7 @@ def pool(hidden_BLd: torch.Tensor, valid_BL: torch.Tensor, *, how: Pooling) -> t
 def _load(located: LocatedWeights) -> tuple[Any, Any]:
     """Load tokenizer and model, by the first of `ENCODER_MODELS` that reads them, or by transformers."""
     spec, dtype = located.spec, getattr(torch, located.dtype)
-    with _loading(located):
+    with _loading(located), contextlib.suppress(KeyError):  # of weights with older names, which transformers reads
         for name in ENCODER_MODELS:
             if (found := ENCODER_MODELS.load(name)(located)) is not None:
                 return cast(tuple[Any, Any], found)

@@ -108,7 +108,6 @@ def measure(latents: ShardStore, *, plot_rows: int, seed: int) -> Statistics:
                 sum_d, count = sum_d + block.sum(0), count + len(block)
         if count:
             sums[shard.name] = sum_d, count
-        latents.release()
     total = max(sum(count for _, count in sums.values()), 1)
     mean_d = sum((sum_d for sum_d, _ in sums.values()), np.zeros(d)) / total
     variance_d = np.maximum(squares_d / total - mean_d**2, 0)

@@ -1,6 +1,6 @@
-"""Adapters from the vectors of another encoder to a trained run, fitted on pairs of texts and vectors.
+"""Adapters from the vectors of another encoder to a trained run, fitted on pairs of texts and vectors."""
 
-`data/latents/adapter.py` defines what an adapter is, and `inference/loading.py` reads it.
-"""
-
-COMPONENTS: dict[str, dict[str, str]] = {"commands": {"align": "mm_ldlm.extras.align.command:align"}}
+COMPONENTS: dict[str, dict[str, str]] = {
+    "commands": {"align": "mm_ldlm.extras.align.command:align"},
+    "checkpoint_folders": {"adapter": "mm_ldlm.extras.align.adapter:adapted"},
+}

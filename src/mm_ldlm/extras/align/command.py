@@ -23,8 +23,8 @@ def align(run: str | None, texts: str, vectors: str | None, encoder: str | None,
     if (vectors is None) == (encoder is None):
         raise click.UsageError("expected either --vectors or --encoder. Give one of them.")
     with messages_only():
-        from mm_ldlm.data.latents.adapter import ADAPTER
         from mm_ldlm.data.latents.recognition import named
+        from mm_ldlm.extras.align.adapter import ADAPTER
         from mm_ldlm.extras.align.fitting import fit_adapter
         from mm_ldlm.inference.api import MMLDLM
         from mm_ldlm.inference.arguments import array_of, vectors_of

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import SamplingError
-from mm_ldlm.data.latents.adapter import About, Adapter
 from mm_ldlm.data.latents.normaliser import Normaliser, norms, typical_of
 from mm_ldlm.data.latents.recognition import Matrix, Signature, unit
+from mm_ldlm.extras.align.adapter import About, Adapter
 
 LEAST = 50
 """Smallest number of pairs"""

@@ -4,7 +4,6 @@
 `data/encoders/transformer.py` uses it.
 """
 
-import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,20 +28,6 @@ _NORMALISER = {
     "lowercase": "do_lower_case", "handle_chinese_chars": "tokenize_chinese_chars", "strip_accents": "strip_accents",
 }  # fmt: skip
 """Settings of a normaliser → their names in `tokenizer_config.json`"""
-
-
-def loaded(located: LocatedWeights) -> tuple[Any, Any] | None:
-    """Load the tokenizer and the model of an encoder; None if transformers has to read them.
-
-    Raises:
-        RuntimeError: a weight has another shape.
-        SafetensorError: the file of the weights is damaged.
-    """
-    spec = located.spec
-    if spec.architecture == "auto" and spec.final_token is None and fits(located.folder):
-        with contextlib.suppress(KeyError):  # older names, which transformers reads
-            return BertTokenizer(located.folder), load(located.folder, dtype=getattr(torch, located.dtype))
-    return None
 
 
 def fits(folder: Path) -> bool:
@@ -136,16 +121,19 @@ class Bert(nn.Module):
         return SimpleNamespace(last_hidden_state=x_BLd)
 
 
-def load(folder: Path, *, dtype: torch.dtype) -> Bert:
-    """Read the weights of a folder.
+def loaded(located: LocatedWeights) -> tuple[BertTokenizer, Bert] | None:
+    """Load the tokenizer and the model of an encoder; None if transformers has to read them.
 
     Raises:
         KeyError: a size or a weight is missing, or has another name.
         RuntimeError: a weight has another shape.
-        SafetensorError: the file is damaged.
+        SafetensorError: the file of the weights is damaged.
     """
     from safetensors.torch import load_file
 
+    spec, folder = located.spec, located.folder
+    if spec.architecture != "auto" or spec.final_token is not None or not fits(folder):
+        return None
     sizes = json.loads((folder / "config.json").read_text("utf-8"))
     found = {name.removeprefix("bert."): value for name, value in load_file(folder / "model.safetensors").items()}
     weights = {f"{ours}.weight": found[f"embeddings.{name}.weight"] for ours, name in _TABLES.items()}
@@ -158,5 +146,6 @@ def load(folder: Path, *, dtype: torch.dtype) -> Bert:
             weights |= {f"{ours}.{name}.{kind}": found[f"{theirs}.{old}.{kind}"] for name, old in _LAYERS.items()}
     with torch.device("meta"):
         model = Bert(sizes)
+    dtype = getattr(torch, located.dtype)
     model.load_state_dict({name: value.to(dtype) for name, value in weights.items()}, assign=True)
-    return model.eval().requires_grad_(False)
+    return BertTokenizer(folder), model.eval().requires_grad_(False)

@@ -213,7 +213,7 @@ class _Records:
         while quotes % 2 and self.size <= LOOKAHEAD * self.max_bytes and self._next_line() is not None:
             quotes += self.taken[-1].text.count('"')
         first, rest = self.taken[0], self.taken[1:]
-        fitting = sum(self._num_fields(line.text) == width for line in rest)
+        fitting = sum([*map(len, _parsed([line.text], self.delimiter))] == [width] for line in rest)
         if width > 1 and 10 * fitting >= 9 * len(rest):
             self.again.extendleft(reversed(rest))
             rest = []
@@ -224,9 +224,3 @@ class _Records:
             line.bad or BadRow(self.file, line.number, "broken_csv", detail, excerpt(line.text))
             for line, detail in zip([first, *rest], details, strict=True)
         ]
-
-    def _num_fields(self, text: str) -> int:
-        try:
-            return len(next(csv.reader([text], delimiter=self.delimiter, strict=True), ()))
-        except csv.Error:
-            return 0

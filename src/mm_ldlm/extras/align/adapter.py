@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,11 @@ from mm_ldlm.core.files import InputFile, json_document, write_bytes, write_json
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.latents.recognition import Matrix, Signature, unit
 
+if TYPE_CHECKING:
+    from mm_ldlm.inference.loading import Parts
+
 ADAPTER = "adapter"
 """Folder of an exported run"""
-
-
 ARRAYS = ("mean_m", "bias_d", "matrix_md", "back_dm")
 """Arrays of `adapter.safetensors`, besides those of the signature, whose names begin with `PREFIX`"""
 PREFIX = "signature."
@@ -130,3 +131,17 @@ class Adapted:
     def invert(self, z_nd: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Map vectors (n, d) of model space to vectors (n, m)."""
         return self.adapter.to_other(self.normaliser.invert(z_nd))
+
+
+def adapted(parts: Parts, folder: Path) -> Parts:
+    """Return the parts of a run that reads the latents of the adapter's encoder."""
+    adapter = Adapter.load(folder)
+    return dataclasses.replace(
+        parts,
+        normalisers={**parts.normalisers, "normaliser": Adapted(adapter, parts.normalisers["normaliser"])},
+        encoder=adapter.about.encoder,
+        load_encoder=None,
+        load_own=parts.load_encoder,
+        no_encoder=f"its latents are the vectors of {adapter.about.encoder or 'another encoder'}, read through an "
+        "adapter.",
+    )
