@@ -67,4 +67,6 @@ def seed_everything(seed: int, draw: int, *, rank: int) -> None:
     seed = step_seed(seed, draw, f"dropout/{rank}")
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # torch.manual_seed would format the stack in every step on the CPU
+        torch.cuda.manual_seed_all(seed)
