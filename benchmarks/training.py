@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mm_ldlm.training.observers import Observer
+
 STEPS, ROUND = 200, 40
 VOCAB, DIM, LONGEST = 1000, 384, 24
 
@@ -107,14 +109,14 @@ def bare_step(parts: Any) -> float:
     return time.process_time() - started
 
 
-class Turns:
-    """Called by the loop after each of its steps, in the place of the preview: takes the time, and does a bare step."""
+class Turns(Observer):
+    """Observer of the loop: takes the time after each of its steps, and does a bare step."""
 
     def __init__(self, bare: Any) -> None:
         self.bare, self.loop_seconds, self.bare_seconds = bare, [], []  # type: ignore[var-annotated]
         self.started = time.process_time()
 
-    def __call__(self, step: int, *, last: bool) -> None:
+    def after_step(self, step: int, *, last: bool) -> None:
         self.loop_seconds.append(time.process_time() - self.started)
         self.bare_seconds.append(bare_step(self.bare))
         self.started = time.process_time()
@@ -124,7 +126,7 @@ def _take_turns(full: Any, bare: Any, steps: int) -> Turns:
     """Do `steps` steps of both. Preparing the batches counts for the loop; checkpoints do not."""
     from mm_ldlm.training import loop
 
-    full.preview = turns = Turns(bare)
+    full.observers["turns"] = turns = Turns(bare)
     state = full.learner.state
     last = state.step + steps - 1
     full.stop_requested = lambda: state.step >= last

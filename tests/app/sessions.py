@@ -13,9 +13,7 @@ from tests.environments import CONF, configured, parameters
 
 from mm_ldlm.app.catalog import Catalog
 from mm_ldlm.app.config_loader import LayeredConfigLoader, merge
-from mm_ldlm.app.hooks import ProjectHooks
-from mm_ldlm.extras.mlflow.hooks import TrackingHooks
-from mm_ldlm.settings import CONFIG_LOADER_ARGS
+from mm_ldlm.settings import CONFIG_LOADER_ARGS, HOOKS
 
 ROOT = "/ROOT"
 """Stands for the folder of the artifacts in the entries that all sessions share"""
@@ -35,8 +33,8 @@ class Session:
         self.entries: dict[str, Any] = json.loads(_entries(given.get("run")).replace(ROOT, str(root)))
         self.parameters = merge(parameters("test"), {"tracking": {"enabled": False}, **given})
         self.manager = _create_hook_manager()
-        for hooks in (TrackingHooks(), ProjectHooks()):
-            self.manager.register(hooks)
+        for hooks in HOOKS:
+            self.manager.register(type(hooks)())
         self.manager.hook.after_context_created(context=SimpleNamespace(project_path=root))
 
     def run(self, pipeline: Pipeline) -> Catalog:

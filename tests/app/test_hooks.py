@@ -3,6 +3,8 @@
 import functools
 import json
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,12 @@ from kedro.pipeline import Pipeline, node
 from tests.app.sessions import Session
 
 from mm_ldlm.app.catalog import Catalog
+from mm_ldlm.app.follower import Follower
 from mm_ldlm.app.parameters import SECTIONS
 from mm_ldlm.core import ConfigurationError, StoreError, purposeful
 from mm_ldlm.core.locks import take
 from mm_ldlm.models.mmdit import MMDiTConfig
-from mm_ldlm.pipelines.reporting import create_pipeline
+from mm_ldlm.training.jsonl import Tracker
 
 Refuses = Callable[..., Any]
 seen: list[Any] = []
@@ -135,33 +138,6 @@ def test_a_split_that_the_training_reads_is_refused_before_the_embedding(
     Session(tmp_path, training={"validate_every": 0}).run(pipeline)
 
 
-def test_a_suite_that_runs_alone_ends_with_its_scores_and_their_file(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def scored(_: Any) -> dict[str, Any]:
-        part = {name: {"value": 50.0, "low": 40.0, "high": 60.0} for name in ("spearman", "pearson")}
-        return {"sets": {"own": {"pairs": 9, "scores": {"model": part, "encoder": part}}}}
-
-    caplog.set_level("INFO")
-    Session(tmp_path).run(one("params:seed", outputs="metrics_sts", tag="evaluation", func=scored))
-    text = caplog.text.partition("seconds:")[2]
-    assert "50.0 [40.0 – 60.0]: Spearman × 100; encoder 50.0" in text
-    assert f"{tmp_path}/08_reporting/metrics_sts.json" in text
-
-
-@pytest.mark.parametrize("weight", [0.0, 0.1])
-def test_the_command_that_follows_a_run_gives_a_length_where_the_run_has_learned_none(
-    weight: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    session = Session(tmp_path, objective={"length_weight": weight})
-    (file := Path(session.entries["run"]["filepath"])).parent.mkdir(parents=True)
-    file.write_text('{"step": 100000}')
-    names = [f"made_{number}" for number in range(len(create_pipeline().nodes))]
-    session.run(Pipeline([node(remember, "params:seed", name, name=name, tags="reporting") for name in names]))
-    assert ("--length" in caplog.text.partition("next: ")[2]) == (weight == 0)
-
-
 def test_of_two_runs_in_one_folder_the_second_is_refused_until_the_first_ends(tmp_path: Path, refuses: Refuses) -> None:
     writing, reading = take(tmp_path / ".results.lock", "write"), take(tmp_path / ".data.lock", "read")
     with refuses(ConfigurationError, "results", "Wait"):
@@ -203,3 +179,32 @@ def test_a_run_by_its_path_is_only_used(tmp_path: Path, refuses: Refuses) -> Non
     for tag in ("ingestion", "embedding", "training"):
         with pytest.raises(ConfigurationError, match=tag):
             Session(tmp_path, run=str(tmp_path / "runs/x")).run(one("params:seed", tag=tag))
+
+
+def test_a_follower_misses_no_line_and_survives_its_sinks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    received: list[int] = []
+
+    def sink(lines: Any) -> None:
+        received.extend(line["step"] for line in lines)
+
+    def broken(lines: Any) -> None:
+        raise RuntimeError("a" * 10**5)
+
+    log = Tracker(tmp_path / "log.jsonl")
+    log.metrics(0, {})  # of an earlier session
+    follower, other = Follower(tmp_path / "log.jsonl", sink), Follower(tmp_path / "log.jsonl", broken)
+    writers = [threading.Thread(target=log.metrics, args=(step, {"loss": 1.0})) for step in range(1, 20)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    until = time.monotonic() + 30
+    while len(received) < 19 and time.monotonic() < until:  # lines are passed on while the training runs
+        time.sleep(0.05)
+    assert len(received) == 19
+    follower.stop()
+    other.stop()
+    log.close()
+    assert sorted(received) == list(range(1, 20))
+    assert follower.lines == 19
+    assert len(caplog.text) < 2000

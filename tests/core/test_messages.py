@@ -1,4 +1,4 @@
-"""Values in messages: one bounded line that every terminal shows, with the nearest known name."""
+"""Values in messages: one bounded line that every terminal shows, with the nearest known name; progress of loops."""
 
 import pickle
 from collections.abc import Callable
@@ -17,11 +17,13 @@ from mm_ldlm.core import (
     errors,
     escape,
     nearest,
+    progress,
     purposeful,
     reason_of,
     show,
     summarise,
 )
+from mm_ldlm.core.progress import shown
 from mm_ldlm.sampling.registry import text_sampler
 
 
@@ -106,3 +108,17 @@ def test_the_first_error_on_purpose_of_a_chain_is_found() -> None:
     outer.__cause__ = inner
     assert purposeful(outer) is purposeful(inner) is inner
     assert purposeful(RuntimeError("z")) is None
+
+
+def test_a_long_loop_is_a_line_of_the_log_at_intervals(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level("INFO")
+    assert [*shown("abc", total=3, desc="soon", unit="rows")] == [*"abc"]
+    assert not caplog.text
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    with shown(desc="counted", unit="rows") as bar:
+        bar.update(7)
+    assert [*shown("abc", total=3, desc="looped", unit="rows")] == [*"abc"]
+    assert all(words in caplog.text for words in ("counted: 7 rows", "looped: 3 of 3 rows"))
+    assert not capsys.readouterr().err.strip()

@@ -147,22 +147,6 @@ def test_a_model_with_memory_that_nobody_has_set_is_refused_by_name(on_meta: boo
         build(TextDiffusionConfig(), Forgetful(**dataclasses.asdict(DIT)))
 
 
-@pytest.mark.parametrize(("forward", "named"), [
-    (lambda self, ids, *, valid_BL, t_A, logits_at=None: ids, "t_B"),
-    (lambda self, ids, *, valid_BL, t_B, logits_at=None, scale: ids, "scale"),
-    (lambda self, ids, **inputs: ids, ""),
-])  # fmt: skip
-def test_a_model_with_other_inputs_than_its_interface_is_refused_by_their_names(
-    forward: Any, named: str, refuses: Any
-) -> None:
-    class Other(DiTConfig):
-        def build(self, shape: DataShape, *, generator: torch.Generator, **_: Any) -> Any:
-            return build_on_meta(lambda: type("Own", (DiT,), {"forward": forward})(self, shape), generator)
-
-    with refuses(ConfigurationError, named, "Own.forward") if named else contextlib.nullcontext():
-        build(TextDiffusionConfig(), Other(**dataclasses.asdict(DIT)))
-
-
 def hide(objective: Objective, parameter: nn.Parameter, way: str) -> None:
     """Keep a parameter in a place where `parameters()` does not find it."""
     places: dict[str, Any] = {

@@ -22,7 +22,7 @@ class Fault:
     Attributes:
         kind: a loss or a gradient that is not finite, a weight that becomes infinite behind the forward pass, an error,
             the end of the process, or a request to stop after this step.
-        times: how often it happens in a process.
+        times: how often it happens in a process; a batch that is computed again has the same faults.
         every_attempt: whether it happens again after a restart of the ranks.
     """
 
@@ -42,21 +42,22 @@ class FaultyConfig(MultimodalConfig):
 
     def build(self, shape: Any, **more: Any) -> Any:
         objective = super().build(shape, **more)
-        left = {number: fault.times for number, fault in enumerate(self.faults)}
-        objective.forward = functools.partial(_forward, objective.forward, self.faults, left)
+        spoiled = [set[tuple[int, ...]]() for _ in self.faults]
+        objective.forward = functools.partial(_forward, objective.forward, self.faults, spoiled)
         return objective
 
 
 def _forward(
-    inner: Any, faults: tuple[Fault, ...], left: dict[int, int], model: Any, batch: Batch, generator: Any, *, kind: str,
-    step: int,
+    inner: Any, faults: tuple[Fault, ...], spoiled: list[set[tuple[int, ...]]], model: Any, batch: Batch,
+    generator: Any, *, kind: str, step: int,
 ) -> Losses:  # fmt: skip
     losses: Losses = inner(model, batch, generator, kind=kind, step=step)
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    for number, fault in enumerate(faults):
-        due = fault.step == step and rank_info().rank in fault.ranks and left[number]
+    examples = tuple(batch.examples_B.tolist())
+    for fault, before in zip(faults, spoiled, strict=True):
+        due = fault.step == step and rank_info().rank in fault.ranks and len(before - {examples}) < fault.times
         if due and (fault.every_attempt or not restarted):
-            left[number] -= torch.is_grad_enabled()
+            before |= {examples} if torch.is_grad_enabled() else set()
             losses = _with_fault(fault, losses, model)
     return losses
 

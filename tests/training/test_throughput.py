@@ -27,7 +27,7 @@ def test_the_remaining_time_includes_what_steps_do_beside(clock: Clock, tmp_path
     """Steps take 2 ms for each padded token; the first one compiles, and every sixth validates and saves for a second."""
     run = task.built(task.spec(max_steps=400), tmp_path)
     measured = Throughput(run.loader, run.learner.state, run.config)
-    assert "seconds_left" not in measured.line(0.1, flops_per_token=0)
+    assert "seconds_left" not in measured.line(0.1)
     for number, planned in enumerate(run.loader.plan.first(60)):
         padded = len(planned.examples) * planned.length
         clock.now += 0.002 * padded + (50.0 if number == 0 else 1.0 if number % 6 == 0 else 0.0)
@@ -35,7 +35,7 @@ def test_the_remaining_time_includes_what_steps_do_beside(clock: Clock, tmp_path
         measured.stepped(planned)
     batches = run.loader.plan.epoch(0)
     mean = sum(len(examples) * length for examples, length in batches) / len(batches)
-    left = measured.line(0.1, flops_per_token=0)["seconds_left"]
+    left = measured.line(0.1)["seconds_left"]
     assert left == pytest.approx((400 - 60) * (0.002 * mean + 1 / 6), rel=0.05)
 
 
@@ -49,7 +49,8 @@ def test_a_line_counts_what_happened_since_the_last_one(clock: Clock, tmp_path: 
             measured.stepped(planned)
             measured.applied(2.0, True)
             tokens, padded = tokens + planned.tokens, padded + len(planned.examples) * planned.length
-        line = measured.line(0.1, flops_per_token=1e6)
+        measured.flops_per_token = 1e6
+        line = measured.line(0.1)
         assert line["tokens_per_second"] == pytest.approx(tokens / 2)
         assert line["seconds_per_step"] == pytest.approx(0.5)
         assert line["padding_fraction"] == pytest.approx(1 - tokens / padded)

@@ -15,15 +15,12 @@ from kedro.pipeline import Node, Pipeline
 from mm_ldlm.app.catalog import WorkspaceDataset
 from mm_ldlm.app.locks import FOLDERS, lock_folders
 from mm_ldlm.app.parameters import SECTIONS, check_machine, check_parameters
-from mm_ldlm.app.progress import Follower, ProgressSink, follower_of
-from mm_ldlm.app.requests import COMMANDS
-from mm_ldlm.core import ConfigurationError
-from mm_ldlm.core.files import InputFile, remove_temporaries
+from mm_ldlm.core import ConfigurationError, StoreError
+from mm_ldlm.core.files import remove_temporaries
 from mm_ldlm.data.features import from_encoder, planned
 from mm_ldlm.distributed.environment import given, hosts
 from mm_ldlm.distributed.launch import check_number, with_environment
-from mm_ldlm.evaluation.report import FEW_STEPS
-from mm_ldlm.pipelines import MAIN, PIPELINES, executed_by
+from mm_ldlm.pipelines import MAIN, PIPELINES, executed_by, partly
 from mm_ldlm.training.config import refuse_empty_splits, splits_read
 
 log = logging.getLogger(__name__)
@@ -32,12 +29,8 @@ TIMINGS = "timings"
 """Catalog entry with the seconds of each pipeline in its last run"""
 _ON_HOSTS = {"embedding", "training"}
 """Pipelines that several hosts run together"""
-_PAGES = {"report", "comparison_report", "score_card_report", "sts_scores", "audit_report"}
-"""Outputs that contain the scores of others"""
 _OF_A_RUN = {"sampling", "evaluation", "reporting", "sts"}
 """Pipelines that use a run that is chosen by its path"""
-_REQUESTS = {"l2t": "invert texts.txt --search", "unconditional": "generate 5"}
-"""Commands for a finished run by the use that it must have; the first that fits is shown"""
 _OLDER = {
     "LEARNING_RATE": "training.optimizer.lr", "WARMUP_STEPS": "training.optimizer.warmup_steps",
     "BATCH_SIZE": "training.batch.examples", "MAX_STEPS": "training.max_steps", "NUM_EPOCHS": "training.epochs",
@@ -55,7 +48,6 @@ class ProjectHooks:
         self._entries: Mapping[str, Any] = {}
         self._catalog: Any = None
         self._locks = ExitStack()
-        self._follower: Follower | None = None
         self._executed: dict[str, list[str]] = {}
         self._splits: dict[str, dict[str, str]] = {}  # pipeline → parameter → the split that it reads
         self._earlier: dict[str, float] = {}  # seconds of pipelines in earlier runs, and in this one
@@ -127,22 +119,32 @@ class ProjectHooks:
         self._last = None
 
     def _refuse_missing(self, pipeline: Pipeline, run_params: Mapping[str, Any]) -> None:
-        """Refuse inputs that no run has written and no node makes; name all pipelines of the main job, or the nodes."""
-        needed = {name for name in pipeline.inputs() if not self._entries.get(name, {}).get("optional")}
-        folders = {name for name, entry in self._entries.items() if "Workspace" in entry["type"]}
-        memory = {key for key, made in self._entries.items() if made["type"] == "MemoryDataset" and "data" not in made}
-        skipped, first, found = folders | memory, list[str](), memory & pipeline.inputs()
-        makers = [node.name for name in PIPELINES for node in PIPELINES.load(name)().nodes if found & {*node.outputs}]
+        """Refuse inputs that no run has written and no node makes; name all pipelines of the main job, or the nodes.
+
+        Raises:
+            StoreError: there are some.
+        """
+        from kedro.framework.project import pipelines
+
+        optional = {name for name, entry in self._entries.items() if entry.get("optional")}
+        lacking, first = self._absent(pipeline.inputs() - optional), list[str]()
+        in_memory = {name for name in lacking if self._entries.get(name, {}).get("type") == "MemoryDataset"}
+        needed, found = lacking - in_memory, in_memory
         for name in reversed(MAIN):
-            graph = PIPELINES.load(name)()
-            if missing := {each for each in needed & graph.all_outputs() - skipped if not self._catalog.exists(each)}:
-                needed, first, found = needed | graph.inputs(), [name, *first], found | missing
-        do = [f"Run first: {_command(run_params, first)}"] if first else []
-        do += [f"Add the nodes whose results are only in memory: --nodes={','.join(makers)},…"] if makers else []
-        if do:
-            InputFile("", name="this run", remedy=". ".join(do)).refuse(
-                "the artifacts of earlier nodes", f"no {', '.join(sorted(found & pipeline.inputs()))}"
-            )
+            if missing := needed & pipelines[name].all_outputs():
+                first, found, needed = [name, *first], found | missing, needed | self._absent(pipelines[name].inputs())
+        if not found:
+            return
+        makers = {node.name for graph in pipelines.values() for node in graph.nodes if in_memory & {*node.outputs}}
+        do = [f"Run first: {command_of(run_params, first)}"] * bool(first)
+        do += [f"Add the nodes whose results are only in memory: --nodes={','.join(sorted(makers))},…"] * bool(makers)
+        names = ", ".join(sorted(found & lacking))
+        raise StoreError(f"this run: expected the artifacts of earlier nodes, found no {names}. {'. '.join(do)}")
+
+    def _absent(self, names: set[str]) -> set[str]:
+        """Return the inputs that do not exist, except folders that nodes fill."""
+        folders = {name for name, entry in self._entries.items() if "Workspace" in entry["type"]}
+        return {name for name in names - folders if not self._catalog.exists(name)}
 
     def _check_machine(self, pipeline: Pipeline, typed: Mapping[str, Any]) -> None:
         from mm_ldlm.training.initial import refuse_missing_origin
@@ -193,31 +195,17 @@ class ProjectHooks:
         self.loading = None
 
     @hook_impl
-    def before_node_run(self, node: Node, inputs: dict[str, Any]) -> None:
-        """Log which node runs, and show the progress of a training while it runs.
+    def before_node_run(self, node: Node) -> None:
+        """Log which node runs.
 
         The nodes of sampling and evaluation log this themselves, if they have something to do.
         """
         if not node.tags & {"sampling", "evaluation"}:
             log.info("%s · %s", "+".join(name for name in PIPELINES if name in node.tags), node.name.rpartition(".")[2])
-        if {"training_spec", "runs"} <= inputs.keys():
-            later = [name for name in MAIN[MAIN.index("training") + 1 :] if name in self._executed]
-            known = [self._earlier[name] for name in later if name in self._earlier]
-            sink = ProgressSink(
-                inputs["training_spec"]["training"]["max_steps"],
-                later=sum(known) if len(known) == len(later) else None,
-            )
-            self._follower = follower_of(inputs, sink)
 
     @hook_impl
     def after_node_run(self, node: Node) -> None:
         self._count(node)
-        self._end_follower()
-
-    def _end_follower(self) -> None:
-        if self._follower is not None:
-            self._follower.stop()
-            self._follower = None
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any, node: Node) -> None:
@@ -245,87 +233,27 @@ class ProjectHooks:
         """
         if self._first:
             found = {**self._earlier, **self._seconds}
-            found |= {name: self._earlier[name] for name in self._partly() & self._earlier.keys()}
+            found |= {name: self._earlier[name] for name in partly(self._executed) & self._earlier.keys()}
             tags = running.tags if running is not None else set()
             self._catalog.save(TIMINGS, {name: round(found[name], 3) for name in found if name not in tags})
-
-    def _partly(self) -> set[str]:
-        """Return the pipelines of which only some nodes run."""
-        return {name for name, nodes in self._executed.items() if len(nodes) < len(PIPELINES.load(name)().nodes)}
 
     # -- after the last node -------------------------------------------------------------------------------------------
 
     @hook_impl
-    def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
+    def after_pipeline_run(self) -> None:
         self._save_timings()
-        seconds = {name: self._seconds[name] for name in executed_by(pipeline)}
+        seconds = {name: self._seconds[name] for name in self._executed}
         parts = ", ".join(f"{name} {value:.1f}" for name, value in seconds.items())
         log.info("seconds: %s; together %.0f", parts, sum(seconds.values()))
-        self._show_results(pipeline.all_outputs())
-        self._show_next(run_params)
         self._locks.close()
-
-    def _show_results(self, saved: set[str]) -> None:
-        """Log the scores, and the files of the last results."""
-        load = self._catalog.load
-        results = {name.removeprefix("metrics_"): load(name) for name in saved if name.startswith("metrics_")}
-        if results:
-            from mm_ldlm.evaluation.report.page import score_lines
-            from mm_ldlm.evaluation.suites import flat_metrics
-
-            for line in score_lines(flat_metrics(results, {})):
-                log.info(line)
-        scored = {f"metrics_{name}" for name, found in results.items() if "skipped" not in found}
-        found = dict.fromkeys(saved & _PAGES or scored, "")
-        if not found:
-            tables = {name: load(name) for name in saved if name.startswith("samples_")}
-            found = {name: _mean_cosine(table) for name, table in tables.items() if len(table)}
-        for name in sorted(found):
-            log.info(
-                "%s: %s%s", name.replace("_", " "), found[name], getattr(self._catalog.get(name), "_filepath", None)
-            )
-
-    def _show_next(self, run_params: Mapping[str, Any]) -> None:
-        """Log the command that runs the pipelines after these, or that uses the run if none is left."""
-        done = [name for name in MAIN if name in self._executed]
-        if not done or self._partly():
-            return
-        if later := MAIN[MAIN.index(done[-1]) + 1 :]:
-            log.info("next: %s", _command(run_params, later))
-            return
-        load = self._catalog.load
-        if (steps := load("run")["step"]) < FEW_STEPS:
-            log.info("a trial: after %d steps of training, scores and texts mean nothing yet", steps)
-        able = load("params:objective").capabilities(load("params:model"))
-        requests = _REQUESTS | {use: f"{use} texts.txt" for use in sorted(able.uses) if use in COMMANDS}
-        from mm_ldlm.data.encoders import no_encoder
-
-        reads = no_encoder(load("params:encoder")) is None
-        if found := [use for use in requests if use in able and (reads or use == "unconditional")]:
-            chosen = load("params:evaluation").checkpoint
-            checkpoint = "" if chosen == "latest" else f" --checkpoint {chosen}"
-            run = load("parameters").get("run") or self._outputs
-            length = (
-                f" --length {load('params:tokenizer').max_length}"
-                if able.length_refusal("sample", found[0], order="text_first")
-                else ""
-            )
-            log.info("next: mm-ldlm %s --run %s%s%s", requests[found[0]], run, checkpoint, length)
 
     @hook_impl
     def on_pipeline_error(self) -> None:
-        self._end_follower()
         self._locks.close()
 
 
-def _command(run_params: Mapping[str, Any], names: Sequence[str]) -> str:
+def command_of(run_params: Mapping[str, Any], names: Sequence[str]) -> str:
     """Write the command that runs other pipelines in the environment of this run."""
     env = f" --env={run_params['env']}" if run_params.get("env") else ""
     again = ", with the same --params" if run_params.get("runtime_params") else ""
     return f"kedro run{env} --pipelines={','.join(names)}{again}"
-
-
-def _mean_cosine(samples: Any) -> str:
-    """Describe the mean cosine of a table of samples; an empty text if the table has none."""
-    cosines = samples.get("cosine", ())
-    return f"mean cosine {sum(cosines) / len(cosines):.3f} of {len(cosines)} in " if len(cosines) else ""

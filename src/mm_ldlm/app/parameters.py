@@ -58,9 +58,9 @@ SCALARS = {"seed": Seed} | dict.fromkeys(("data", "results", "run", "sts", "text
 """Top-level keys that are plain values. `data` (root of the data folder), `results` (the folder of everything that
 depends on the model), `run` (the path of a run or a checkpoint to sample), `sts` and `texts` (the folders of the files
 of the environments sts and sentences) are given at run time only."""
-LIGHT = (*SCALARS, "ingestion", "tokenizer", "encoder", "embedding", "validation", "normaliser", "training")
-"""Keys that are checked first. Mistakes in them are refused before the configurations of the other keys import torch,
-which takes as long as everything else."""
+LIGHT = ("mm_ldlm.data.", "mm_ldlm.training.")
+"""Rooms whose sections are checked first. Mistakes in them are refused before the configurations of other sections
+import torch, which takes as long as everything else."""
 CHECKS = Registry(
     "check of parameters",
     {
@@ -90,7 +90,8 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
         if key not in known
     ]
     typed: dict[str, Any] = {}
-    for keys in (LIGHT, [key for key in known if key not in LIGHT]):
+    light = {*SCALARS, *(key for key, path in SECTIONS.known.items() if path.startswith(LIGHT))}
+    for keys in ([key for key in known if key in light], [key for key in known if key not in light]):
         for key in keys:
             try:
                 if key in SCALARS:

@@ -1,6 +1,5 @@
 """Trainable root: the one module whose parameters are optimised, averaged, saved, restored, frozen and checked."""
 
-import inspect
 import itertools
 from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mm_ldlm.core import ConfigurationError, foreign_code
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape, Unset, init_weights
 from mm_ldlm.models.parts import tag
@@ -100,7 +99,7 @@ def build_root(
         fixed_shapes: see `Objective`.
 
     Raises:
-        ConfigurationError: the data do not fit the model or the objective, or one of them lacks what its interface
+        ConfigurationError: the data do not fit the model or the objective, or the objective lacks what its interface
             promises.
     """
     with Unset():
@@ -108,32 +107,17 @@ def build_root(
             shape, generator=generator, **{name: stores[name] for name in model.stores if name in stores}
         )
         made = objective.build(shape, **{name: stores[name] for name in objective.stores})
-    if inspect.isfunction(call := model.interface.__call__):
-        inputs = [*inspect.signature(call).parameters.values()][1:]
-        with foreign_code(lambda reason: ConfigurationError(
-            f"parameter 'model.kind': expected {model.kind!r} to build a model with the inputs of "
-            f"{model.interface.__name__} ({', '.join(each.name for each in inputs)}), found others ({reason}). Correct "
-            f"the arguments of {type(module).__name__}.forward."
-        )):  # fmt: skip
-            inspect.signature(module.forward).bind(
-                *[each.name for each in inputs if each.kind is each.POSITIONAL_OR_KEYWORD],
-                **{each.name: None for each in inputs if each.kind is each.KEYWORD_ONLY},
-            )
     name = type(made).__name__
     if not isinstance(made, Objective):
         raise ConfigurationError(
             f"parameter 'objective.kind': expected {objective.kind!r} to build an Objective, found {name}. Let the "
             "class inherit from mm_ldlm.objectives.base.Objective."
         )
-    if not any(weight > 0 for weight in made.weights.values()):
+    if not any(weight > 0 for weight in made.weights.values()) or made.weights.keys() - made.units.keys():
         raise ConfigurationError(
-            f"parameter 'objective': expected a trained loss, found the weights {dict(made.weights)} of {name}. Give "
-            "at least one loss a weight above 0."
-        )
-    if missing := sorted(set(made.weights) - set(made.units)):
-        raise ConfigurationError(
-            f"parameter 'objective': expected a unit, tokens or examples, for each trained loss of {name}, found none "
-            f"for {', '.join(missing)}. Add it to `units` of the objective."
+            f"parameter 'objective': expected a weight above 0 of at least one loss of {name}, and a unit, tokens or "
+            f"examples, for each of its weights, found the weights {dict(made.weights)} and the units "
+            f"{dict(made.units)}. Correct `weights` and `units` of the objective."
         )
     made.fixed_shapes = fixed_shapes
     made.attach(module)

@@ -37,14 +37,8 @@ def executed_by(pipeline: Pipeline) -> dict[str, list[str]]:
     return {name: nodes for name, nodes in found.items() if nodes}
 
 
-def name_of(executed: Mapping[str, Sequence[str]]) -> str:
-    """Name a run by the pipelines that it executes: "all", "sampling,evaluation", "training (plan_training)"."""
+def partly(executed: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return the pipelines of which a run executes only some nodes."""
     from kedro.framework.project import pipelines
 
-    parts = []
-    for name, nodes in executed.items():
-        total = len(pipelines[name].nodes)
-        short = ", ".join(node.rpartition(".")[2] for node in nodes)
-        part = short if len(nodes) < 3 else f"{len(nodes)} of {total} nodes"
-        parts.append(name if len(nodes) == total else f"{name} ({part})")
-    return "all" if parts == list(MAIN) else ",".join(parts)
+    return {name for name, nodes in executed.items() if len(nodes) < len(pipelines[name].nodes)}

@@ -15,13 +15,12 @@ from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.counters import seed_everything, step_seed
 from mm_ldlm.training.data import Data, token_counts
-from mm_ldlm.training.diagnostics import Diagnostics
 from mm_ldlm.training.initial import initialise
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.loop import Run
+from mm_ldlm.training.observers import OBSERVERS
 from mm_ldlm.training.precision import resolve
-from mm_ldlm.training.preview import Preview, task_of
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.stepper import Stepper
 from mm_ldlm.training.throughput import Throughput
@@ -59,8 +58,9 @@ def build(spec: TrainingSpec, *, root: Path, data: Data, process: Process, track
     parallel = Parallel(trainable, process, strategy=config.parallel)
     learner = Learner.start(trainable, config, process.device)
     loader = Loader(plan, data.train, objective.fields, process, fill=compiled)
-    return Run(
-        config=config,
+    run = Run(
+        spec=spec,
+        data=data,
         process=process,
         learner=learner,
         stepper=Stepper(
@@ -69,13 +69,14 @@ def build(spec: TrainingSpec, *, root: Path, data: Data, process: Process, track
         loader=loader,
         checkpointer=Checkpointer(learner, spec, process, tracker, run=directory, folders=data.folders),
         tracker=tracker,
-        diagnostics=Diagnostics(learner, config, process, tracker),
         throughput=Throughput(loader, learner.state, config),
         validate=Validation(data.validation, learner, spec, process)
         if config.validate_every and data.validation is not None
         else None,
-        preview=_preview(spec, data, trainable, process, tracker),
     )
+    made = {name: OBSERVERS.load(name)(run) for name in OBSERVERS}
+    run.observers = {name: observer for name, observer in made.items() if observer is not None}
+    return run
 
 
 def trainable_root(spec: TrainingSpec, data: Data, *, root: Path, tracker: Tracker) -> TrainableRoot:
@@ -103,15 +104,3 @@ def _compiled(model: Any, *, graphs: int) -> Any:
 
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, graphs + 1)
     return torch.compile(model, dynamic=False)
-
-
-def _preview(
-    spec: TrainingSpec, data: Data, root: TrainableRoot, process: Process, tracker: Tracker
-) -> Preview | None:  # fmt: skip
-    """Build the preview of the first rank; None if it is off or nothing can be shown."""
-    config, folder = spec.training, data.folders.get("tokenizer")
-    sharded = config.parallel == "fsdp" and process.world > 1  # a forward pass of such a model needs all ranks
-    task = task_of(spec.objective.capabilities(spec.model))
-    if config.show_every_seconds is None or not process.is_main or folder is None or sharded or task is None:
-        return None
-    return Preview(root, data.validation or data.train, spec, task=task, tokenizer=folder, tracker=tracker)

@@ -19,12 +19,12 @@ from mm_ldlm.training.batches import Loader, Planned
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.checkpoints.reference import latest
 from mm_ldlm.training.config import TrainingConfig
-from mm_ldlm.training.diagnosis import diagnose
-from mm_ldlm.training.diagnostics import Diagnostics
+from mm_ldlm.training.data import Data
 from mm_ldlm.training.guard import Verdict
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.learner import Learner
-from mm_ldlm.training.preview import Preview
+from mm_ldlm.training.observers import Observer
+from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.stepper import Averages, Stepper, Tally
 from mm_ldlm.training.throughput import Throughput
 
@@ -35,21 +35,24 @@ Ending = Literal["finished", "stopped"]
 class Run:
     """Components of the training loop."""
 
-    config: TrainingConfig
+    spec: TrainingSpec
+    data: Data
     process: Process
     learner: Learner
     stepper: Stepper
     loader: Loader
     checkpointer: Checkpointer
     tracker: Tracker
-    diagnostics: Diagnostics
     throughput: Throughput
     validate: Callable[[int], dict[str, float]] | None = None
     """step → validation losses"""
-    preview: Preview | None = None
-    """writes a sentence at intervals of time, on the first rank"""
+    observers: dict[str, Observer] = dataclasses.field(default_factory=dict)
     stop_requested: Callable[[], bool] = lambda: False
     """whether this process received a signal to end (SIGTERM, SIGINT)"""
+
+    @property
+    def config(self) -> TrainingConfig:
+        return self.spec.training
 
 
 def train(run: Run) -> Ending:
@@ -60,7 +63,7 @@ def train(run: Run) -> Ending:
     """
     config, learner, throughput = run.config, run.learner, run.throughput
     state, optimization = learner.state, learner.optimization
-    averages, diagnosis, ended_early = Averages(), "", ""
+    observers, averages, diagnosis, ended_early = [*run.observers.values()], Averages(), "", ""
     run.stepper.parallel.module.train()
     frozen = FreezingSnapshot(learner.root)
     run.tracker.event(state.step, "trains", **trained(learner.root))
@@ -71,12 +74,11 @@ def train(run: Run) -> Ending:
 
             # -- forward and backward --------------------------------------------------------------------------------
             lr = optimization.set_lr(state.step, scale=state.lr_scale)
-            detailed = run.diagnostics.due(state.step)
-            if detailed:
-                run.diagnostics.before_step(run.stepper, micros[0])
+            for observer in observers:
+                observer.before_step(state.step, micros)
             kind, tally = run.stepper.forward_backward(micros, draw=state.draw, step=state.step)
-            if detailed:
-                run.diagnostics.before_update()
+            for observer in observers:
+                observer.before_update()
             optimization.unscale()
 
             # -- one all-reduce, one read: from here on every rank has the same numbers --------------------------------
@@ -99,13 +101,11 @@ def train(run: Run) -> Ending:
                     place = {"epoch": planned.epoch, "batch": planned.index}
                     run.tracker.event(state.step, "spike", reason=verdict.reason, **place)
             elif verdict.non_finite and learner.guard.consecutive_skips == 1:
-                diagnosis = diagnose(
-                    run.stepper, optimization, micros, kind=kind, step=state.step, draw=state.draw,
-                    reason=verdict.reason, directory=run.checkpointer.directory.parent, tracker=run.tracker,
-                )  # fmt: skip
+                found_causes = [each.refused(micros, kind=kind, reason=verdict.reason) for each in observers]
+                diagnosis = " ".join(filter(None, found_causes))
             measured: dict[str, float] = {}
-            if detailed:
-                measured = run.diagnostics.after_update(state.step + 1, applied=verdict.action == "apply")
+            for observer in observers:
+                measured |= observer.after_update(state.step + 1, applied=verdict.action == "apply")
             optimization.finish()
 
             # -- count -------------------------------------------------------------------------------------------------
@@ -125,9 +125,8 @@ def train(run: Run) -> Ending:
             line: dict[str, float] = {}
             if run.validate is not None and (done or state.step % config.validate_every == 0):
                 line = {f"validation/{name}": value for name, value in run.validate(state.step).items()}
-            if line or done or detailed or state.step % config.log_every == 0:
-                rates = throughput.line(lr, flops_per_token=run.diagnostics.flops_per_token)
-                line |= averages.take() | rates | measured
+            if line or done or measured or state.step % config.log_every == 0:
+                line |= averages.take() | throughput.line(lr) | measured
                 where = {"epoch": planned.epoch, "batch_in_epoch": planned.index, "mode": kind}
                 run.tracker.metrics(state.step, {**where, **line})
             if done or ended_early or run.checkpointer.due(state.step, found.minutes):
@@ -138,8 +137,8 @@ def train(run: Run) -> Ending:
                     roll_back(run, learner.guard.give_up(reason, non_finite=True), diagnosis)
                     ended_early = ""
                     continue
-            if run.preview is not None:
-                run.preview(state.step, last=done)
+            for observer in observers:
+                observer.after_step(state.step, last=done)
     finally:
         batches.close()
         throughput.count_seconds()
@@ -221,11 +220,12 @@ def roll_back(run: Run, verdict: Verdict, diagnosis: str) -> None:
     collectives.barrier()  # every rank sees the checkpoint that rank 0 has just finished
     last = latest(run.checkpointer.directory)
     if verdict.action == "stop" or last is None:
-        diagnosis = diagnosis or "No single first cause was found: the values were finite but too large."
+        if not (diagnosis or verdict.non_finite):
+            diagnosis = "No single first cause was found: the values were finite but too large."
         raise TrainingDiverged(
-            f"training diverged at step {state.step}: {verdict.reason}. {diagnosis} Lower training.optimizer.lr or "
-            "clip, lengthen the warm-up, or inspect the examples of the skip events in the log. The last good "
-            f"checkpoint is kept: {last or 'none yet'}."
+            f"training diverged at step {state.step}: {' '.join(filter(None, [f'{verdict.reason}.', diagnosis]))} "
+            "Lower training.optimizer.lr or clip, lengthen the warm-up, or inspect the examples of the skip events in "
+            f"the log. The last good checkpoint is kept: {last or 'none yet'}."
         )
     before = dataclasses.replace(state)
     step = run.checkpointer.restore(last)

@@ -24,6 +24,7 @@ class Throughput:
         self._began: float | None = None  # end of the first step, which compiles
         self._last_end = 0.0
         self._measured = 0  # padded tokens of the steps after it
+        self.flops_per_token = 0.0
 
     def out_of_time(self) -> bool:
         """Return whether `max_minutes` of training have passed on this rank."""
@@ -71,8 +72,8 @@ class Throughput:
         self.state.seconds += now - self._counted_until
         self._counted_until = now
 
-    def line(self, lr: float, *, flops_per_token: float) -> dict[str, float]:
-        """Compute the fields of a log line; `flops_per_token` is 0 while it is unknown."""
+    def line(self, lr: float) -> dict[str, float]:
+        """Compute the fields of a log line."""
         self.count_seconds()
         state, now = self.state, time.perf_counter()
         seconds = max(now - self._line_start, 1e-9)
@@ -92,8 +93,8 @@ class Throughput:
         }
         if (left := self._seconds_left()) is not None:
             found["seconds_left"] = left
-        if flops_per_token:
-            rate = self._padded / seconds * flops_per_token
+        if self.flops_per_token:
+            rate = self._padded / seconds * self.flops_per_token
             found["tflops_per_second"] = rate / 1e12
             if (peak := peak_flops(self.process.device)) is not None:
                 found["flops_utilisation"] = rate / (peak * self.process.world)

@@ -31,7 +31,6 @@ from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, CONFIG, LOG, aside, latest
 from mm_ldlm.training.data import Data, open_data
 from mm_ldlm.training.jsonl import Tracker
-from mm_ldlm.training.preflight import preflight
 from mm_ldlm.training.session import read_status, sole_writer, write_status
 from mm_ldlm.training.spec import TrainingSpec
 
@@ -65,8 +64,8 @@ def train(spec: TrainingSpec, *, root: Path, data: Data | None = None) -> tuple[
                 raise WorkerFailed(before.reason)  # a restart would fail in the same way
             data = data or open_data(spec, root)
             run = build(spec, root=root, data=data, process=process, tracker=tracker)
-            if config.preflight:
-                preflight(run)
+            for observer in run.observers.values():
+                observer.start()
             resumed = run.checkpointer.resume(config.resume, root)
             state = run.learner.state
             tracker.event(

@@ -77,6 +77,6 @@ def test_a_sampler_that_cannot_write_is_found() -> None:
     def texts(sampler: str) -> list[str]:
         return {"good": ["a text"]}[sampler]
 
-    run: Any = SimpleNamespace(preview=SimpleNamespace(task="l2t", texts=texts))
+    run: Any = SimpleNamespace(observers={"preview": SimpleNamespace(task="l2t", texts=texts)})
     assert writing(run, {"l2t": "good"}).ok
     assert "KeyError" in writing(run, {"l2t": "bad"}).found

@@ -130,15 +130,6 @@ def cards(metrics: Mapping[str, float]) -> list[dict[str, Any]]:
     return [_card(headline, headline.note, metrics) for headline in headlines(metrics) if headline.note is not None]
 
 
-def score_lines(metrics: Mapping[str, float]) -> list[str]:
-    """Write the headline numbers as lines: name, value, interval, and what they are compared with."""
-    lines = []
-    for card in cards(metrics):
-        interval = f" [{card['interval']}]" if card["interval"] else ""
-        lines.append(f"{card['label']:<24} {card['value']}{interval}: {card['note']}")
-    return lines
-
-
 def _card(headline: Headline, note: str, metrics: Mapping[str, float]) -> dict[str, Any]:
     key, form = headline.key, headline.form
     beside = [f"{words} {spelled(metrics[name], of)}" for words, name, of in headline.beside if name in metrics]

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
+from mm_ldlm.app.follower import Follower, follower_of
 from mm_ldlm.core import TrackingError, mask, mask_values, purposeful, reason_of
 from mm_ldlm.core.files import recorded
 from mm_ldlm.extras.mlflow.client import (
@@ -30,7 +31,7 @@ from mm_ldlm.extras.mlflow.client import (
     within,
 )
 from mm_ldlm.extras.mlflow.metric_names import MOST_HEADLINES
-from mm_ldlm.pipelines import executed_by, name_of
+from mm_ldlm.pipelines import MAIN, executed_by, partly
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_in
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, EVALUATION, run_folder
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from kedro.io import CatalogProtocol
     from kedro.pipeline import Pipeline
 
-    from mm_ldlm.app.progress import Follower
     from mm_ldlm.data.dataset import Dataset
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class TrackingHooks:
         self._unsent.clear()
         self._resting_until = -math.inf
         self._rows, self._tracking = dict[str, Any](), tracking
-        self._pipelines = name_of(executed_by(pipeline))
+        self._pipelines = _executed(executed_by(pipeline))
         self._name = None if tracking.run_name else f"{self._pipelines}@{environment}"  # unless the user chose it
         program = Path(sys.argv[0])
         begin = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
@@ -142,8 +142,6 @@ class TrackingHooks:
     def before_node_run(self, inputs: dict[str, Any]) -> None:
         """Send the log of a training while the node runs."""
         if self._run is not None and {"training_spec", "runs"} <= inputs.keys():
-            from mm_ldlm.app.progress import follower_of
-
             self._send("tag", {"run_folder": str(inputs["training_spec"]["name"])})  # also of a run that fails
             self._follower = follower_of(inputs, functools.partial(self._send, "add_lines"))
 
@@ -312,6 +310,18 @@ class TrackingHooks:
         facts = {"pipelines": self._pipelines, "command": f"`{self._command}`", **self._facts}
         table = ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in facts.items())]
         return "\n".join([numbers, "", *table])
+
+
+def _executed(executed: Mapping[str, Sequence[str]]) -> str:
+    """Name what a run executes: "all", "sampling,evaluation", "training (plan_training)"."""
+    from kedro.framework.project import pipelines
+
+    parts, incomplete = [], partly(executed)
+    for name, nodes in executed.items():
+        short = ", ".join(node.rpartition(".")[2] for node in nodes)
+        part = short if len(nodes) < 3 else f"{len(nodes)} of {len(pipelines[name].nodes)} nodes"
+        parts.append(f"{name} ({part})" if name in incomplete else name)
+    return "all" if parts == list(MAIN) else ",".join(parts)
 
 
 def _commit(project: Path) -> dict[str, str]:

@@ -17,6 +17,7 @@ from torch import nn
 
 from mm_ldlm.core import Duration, Fraction, NonNegativeFloat, PositiveFloat, Rows, config, reason_of
 from mm_ldlm.distributed.process import joined
+from mm_ldlm.extras.sanity.preflight import Check
 from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.training.batches import Planned
@@ -24,7 +25,6 @@ from mm_ldlm.training.build import build
 from mm_ldlm.training.data import Data, open_data
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.loop import Run
-from mm_ldlm.training.preflight import Check
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.stepper import AUTOCAST
 
@@ -209,10 +209,11 @@ def learning(run: Run, batch: Batch, config: SanityConfig) -> list[Check]:
 
 def writing(run: Run, samplers: Mapping[str, Any]) -> Check:
     """Check that the model writes a text with its sampler."""
-    if run.preview is None:
+    preview: Any = run.observers.get("preview")
+    if preview is None:
         return Check("writing", "not checked: this run shows no texts")
     try:
-        text, *_ = run.preview.texts(sampler=samplers.get(run.preview.task))
+        text, *_ = preview.texts(sampler=samplers.get(preview.task))
     except Exception as error:  # of any component
         return Check("writing", reason_of(error), "correct the sampler or the model: sampling would fail like this")
     return Check("writing", repr(text))

@@ -45,7 +45,7 @@ def check_configuration(
 def judge_configuration(report: list[dict[str, Any]]) -> None:
     """Raise PreflightError with the failed checks, after the table was saved."""
     from mm_ldlm.core import PreflightError
-    from mm_ldlm.training.preflight import Check
+    from mm_ldlm.extras.sanity.preflight import Check
 
     if failing := [Check(**line) for line in report if line["remedy"]]:
         raise PreflightError(

@@ -16,11 +16,9 @@ import torch
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.capabilities import Capabilities
-from mm_ldlm.objectives.root import TrainableRoot
-from mm_ldlm.training.batches import Source
 from mm_ldlm.training.counters import step_seed
-from mm_ldlm.training.jsonl import Tracker
-from mm_ldlm.training.spec import TrainingSpec
+from mm_ldlm.training.loop import Run
+from mm_ldlm.training.observers import Observer
 
 MOST = 0.01
 """Largest fraction of the time that the sentences take; a slower model shows them at a longer interval"""
@@ -40,28 +38,35 @@ def task_of(capabilities: Capabilities) -> Task | None:
     return "unconditional" if "unconditional" in capabilities and (not orders or "text_first" in orders) else None
 
 
-class Preview:
+def preview(run: Run) -> "Preview | None":
+    """Make the preview of the first rank; None if it is off or nothing can be shown."""
+    folder, spec = run.data.folders.get("tokenizer"), run.spec
+    sharded = run.config.parallel == "fsdp" and run.process.world > 1  # a forward pass of such a model needs all ranks
+    task = task_of(spec.objective.capabilities(spec.model))
+    if run.config.show_every_seconds is None or not run.process.is_main or folder is None or sharded or task is None:
+        return None
+    return Preview(run, task=task, tokenizer=folder)
+
+
+class Preview(Observer):
     """Writes the sentence and records it as the event `preview`, on the first rank.
 
     It does not change the training: it has a separate random generator, reads the weights of the step as they are
     (not their averages) outside of DDP, and computes no gradients. An error ends the previews and not the training.
 
-    Args:
+    Attributes:
         source: split of which a sentence of median length is rebuilt, or the next one without unknown words.
-        tokenizer: folder of the tokenizer.
     """
 
-    def __init__(
-        self, root: TrainableRoot, source: Source, spec: TrainingSpec, *, task: Task, tokenizer: Path, tracker: Tracker
-    ) -> None:
-        self.root, self.source, self.task, self.tracker = root, source, task, tracker
-        self.seed, self.every = spec.seed, spec.training.show_every_seconds or math.inf
+    def __init__(self, run: Run, *, task: Task, tokenizer: Path) -> None:
+        self.root, self.source, self.tracker = run.learner.root, run.data.validation or run.data.train, run.tracker
+        self.task, self.seed, self.every = task, run.spec.seed, run.config.show_every_seconds or math.inf
         self._row = np.array([])
         self._folder = tokenizer
         self._tokenizer: TextTokenizer | None = None
         self._due = 0.0
 
-    def __call__(self, step: int, *, last: bool) -> None:
+    def after_step(self, step: int, *, last: bool) -> None:
         """Show the sentence if it is due: after the first step of a session, at the interval, after the last step."""
         if time.monotonic() < self._due and not (last and self._due < math.inf):
             return

@@ -6,7 +6,6 @@ All ranks repeat the step together, as sharded models need, and exchange their f
 import dataclasses
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from mm_ldlm.core.files import write_text
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.parallel import full
 from mm_ldlm.objectives.base import Batch
-from mm_ldlm.training.jsonl import Tracker
-from mm_ldlm.training.optimizer import Optimization
+from mm_ldlm.training.loop import Run
+from mm_ldlm.training.observers import Observer
 from mm_ldlm.training.stepper import Stepper, total
 
 LARGEST_NORM = 1e19
@@ -75,30 +74,32 @@ class Findings:
         return "" if found is None else f"Rank {self.rank}, a step of kind {self.kind}: {found}"
 
 
-def diagnose(
-    stepper: Stepper, optimization: Optimization, micros: list[Batch], *, kind: str, step: int, draw: int, reason: str,
-    directory: Path, tracker: Tracker,
-) -> str:  # fmt: skip
-    """Repeat the step that has just failed, write `diagnosis-step-XXXXXXXX.json`, and summarise it in one paragraph.
+@dataclasses.dataclass
+class Diagnosis(Observer):
+    """Repeats a step that has just failed on every rank, and clears its gradients."""
 
-    Every rank must call this. Gradients are cleared.
-    """
-    optimization.drop_gradients()
-    found = Findings(rank=stepper.process.rank, kind=kind)
-    try:
-        _repeat(found, stepper, micros, step=step, draw=draw)
-    except Exception as error:
-        found.trouble = f"{type(error).__name__}: {error}"
-    optimization.drop_gradients()
-    everyone = collectives.gather(found)
-    sentences = [text for each in sorted(everyone, key=lambda each: bool(each.trouble)) if (text := each.sentence())]
-    paragraph = " ".join(sentences[:4]) or _NOTHING
-    if stepper.process.is_main:
-        ranks = [dataclasses.asdict(each) for each in everyone]
-        document = {"step": step, "draw": draw, "reason": reason, "diagnosis": paragraph, "ranks": ranks}
-        write_text(directory / f"diagnosis-step-{step:08d}.json", json.dumps(document, indent=1))
-        tracker.event(step, "diagnosis", reason=paragraph)
-    return paragraph
+    run: Run
+
+    def refused(self, micros: list[Batch], *, kind: str, reason: str) -> str:
+        """Write `diagnosis-step-XXXXXXXX.json`, and summarise it in one paragraph."""
+        run, step, draw = self.run, self.run.learner.state.step, self.run.learner.state.draw
+        run.learner.optimization.drop_gradients()
+        found = Findings(rank=run.process.rank, kind=kind)
+        try:
+            _repeat(found, run.stepper, micros, step=step, draw=draw)
+        except Exception as error:
+            found.trouble = f"{type(error).__name__}: {error}"
+        run.learner.optimization.drop_gradients()
+        everyone = collectives.gather(found)
+        by_trouble = sorted(everyone, key=lambda each: bool(each.trouble))
+        paragraph = " ".join([text for each in by_trouble if (text := each.sentence())][:4]) or _NOTHING
+        if run.process.is_main:
+            ranks = [dataclasses.asdict(each) for each in everyone]
+            document = {"step": step, "draw": draw, "reason": reason, "diagnosis": paragraph, "ranks": ranks}
+            file = run.checkpointer.directory.parent / f"diagnosis-step-{step:08d}.json"
+            write_text(file, json.dumps(document, indent=1))
+            run.tracker.event(step, "diagnosis", reason=paragraph)
+        return paragraph
 
 
 def _repeat(found: Findings, stepper: Stepper, micros: list[Batch], *, step: int, draw: int) -> None:

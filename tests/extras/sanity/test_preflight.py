@@ -9,29 +9,27 @@ import torch
 from tests.training import task
 
 from mm_ldlm.core import PreflightError
-from mm_ldlm.training import preflight as checks
-from mm_ldlm.training.preflight import Check, preflight
+from mm_ldlm.extras.sanity import preflight as checks
+from mm_ldlm.extras.sanity.preflight import Check
 
 
 def test_a_run_that_can_start_passes_and_nothing_moves(tmp_path: Path) -> None:
-    run = task.built(task.spec(), tmp_path)
+    run = task.built(task.spec(preflight=True), tmp_path)
     run.checkpointer.directory.mkdir(parents=True)
     before = task.held(run)
-    found = preflight(run)
-    assert all(check.ok for check in found)
-    assert [check.name for check in found][-1] == "dry step"
+    run.observers["preflight"].start()
     assert task.largest_difference(before, task.held(run)) == 0
     assert all(p.grad is None for p in run.learner.root.parameters())
     (event,) = run.tracker.of("preflight")
-    assert event["checks"] == [str(check) for check in found]
+    assert [check.partition(":")[0] for check in event["checks"]][-1] == "✓ dry step"
     assert not list(tmp_path.rglob(".preflight"))
 
 
 def test_a_batch_with_fewer_examples_than_micro_batches_is_refused(tmp_path: Path) -> None:
-    run = task.built(task.spec(batch={"examples": 2, "accumulation": 4}), tmp_path)
+    run = task.built(task.spec(batch={"examples": 2, "accumulation": 4}, preflight=True), tmp_path)
     run.checkpointer.directory.mkdir(parents=True)
     with pytest.raises(PreflightError, match=r"✗.*\n.*accumulation"):
-        preflight(run)
+        run.observers["preflight"].start()
 
 
 def test_a_dry_step_that_does_not_fit_is_refused(tmp_path: Path) -> None:

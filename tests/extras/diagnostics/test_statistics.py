@@ -1,4 +1,4 @@
-"""Diagnostics: every number by an independent computation, and none of them changes the training."""
+"""Statistics of a step: every number by an independent computation, and none of them changes the training."""
 
 import math
 from pathlib import Path
@@ -7,31 +7,33 @@ from typing import Any
 import pytest
 from tests.training import task
 
+from mm_ldlm.extras.diagnostics.statistics import ZERO_DIAGNOSES
 from mm_ldlm.training import loop
-from mm_ldlm.training.diagnostics import ZERO_DIAGNOSES
 
 
 def test_diagnosed_steps_train_to_the_same_bits(tmp_path: Path) -> None:
     runs = []
     for every in (0, 2):
-        runs.append(task.built(task.spec(diagnose_every=every), tmp_path / str(every)))
+        runs.append(task.built(task.spec(diagnose_every=every, log_every=3), tmp_path / str(every)))
         loop.train(runs[-1])
     assert task.largest_difference(task.held(runs[0]), task.held(runs[1])) == 0
     steps = [line["step"] for line in runs[1].tracker.lines if "param_norm/text_head" in line]
     assert steps == [1, 2, 4, 6, 8, 10]
+    assert [line["step"] for line in runs[1].tracker.lines] == [1, 2, 3, 4, 6, 8, 9, 10], "also those of the interval"
 
 
 def test_norms_ratios_and_zeros_of_the_parts(tmp_path: Path) -> None:
     run = task.built(task.spec(diagnose_every=1), tmp_path)
     batch = run.loader.make(next(run.loader.plan.first(1)))
-    run.diagnostics.before_step(run.stepper, batch[0])
+    statistics = run.observers["statistics"]
+    statistics.before_step(0, batch)
     run.learner.optimization.set_lr(5, scale=1.0)
     run.stepper.forward_backward(batch, draw=0, step=0)
     before = {name: p.detach().clone() for name, p in run.learner.root.named_parameters()}
     grads = {name: p.grad.clone() for name, p in run.learner.root.named_parameters() if p.grad is not None}
-    run.diagnostics.before_update()
+    statistics.before_update()
     run.learner.optimization.step()
-    line = run.diagnostics.after_update(1, applied=True)
+    line = statistics.after_update(1, applied=True)
     after = dict(run.learner.root.named_parameters())
     head = [name for name in grads if name.startswith("model.text_head")]
 
@@ -49,13 +51,13 @@ def test_norms_ratios_and_zeros_of_the_parts(tmp_path: Path) -> None:
     assert line["grad_zeros/text_head"] == pytest.approx(zeros)
     assert line["activation_rms/block1"] > 0
     assert line["attention_logit_max/block0"] > 0
-    assert run.diagnostics.flops_per_token > 6 * sum(p.numel() for p in run.learner.root.model.blocks.parameters()) / 4
+    assert run.throughput.flops_per_token > 6 * sum(p.numel() for p in run.learner.root.model.blocks.parameters()) / 4
 
 
 def test_a_part_without_gradients_is_named_once_until_they_return(tmp_path: Path) -> None:
     run = task.built(task.spec(diagnose_every=1, max_steps=8), tmp_path)
     parts = {"step": 0, "dead": set(range(1, 6)) | {7, 8}}
-    read = run.diagnostics.before_update
+    read = run.observers["statistics"].before_update
 
     def before_update() -> None:
         parts["step"] += 1
@@ -64,7 +66,7 @@ def test_a_part_without_gradients_is_named_once_until_they_return(tmp_path: Path
                 p.grad.zero_()
         read()
 
-    run.diagnostics.before_update = before_update  # type: ignore[method-assign]
+    run.observers["statistics"].before_update = before_update  # type: ignore[method-assign]
     loop.train(run)
     (event,) = run.tracker.of("alert")
     assert (event["step"], event["name"]) == (ZERO_DIAGNOSES, "zero_gradients_of_parts")

@@ -11,6 +11,7 @@ from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.batches import Planned
 from mm_ldlm.training.loop import Run
+from mm_ldlm.training.observers import Observer
 
 _GIB = 2**30
 
@@ -32,26 +33,33 @@ class Check:
         return f"{mark} {self.name}: {self.found}" + ("" if self.ok else f"\n    → {self.remedy}")
 
 
-def preflight(run: Run) -> list[Check]:
-    """Run all checks on all ranks together and log the table. Nothing is resumed yet.
+@dataclasses.dataclass
+class Preflight(Observer):
+    """Runs the checks on all ranks together before the first step, unless `training.preflight` is false."""
 
-    Raises:
-        PreflightError: a check failed on a rank; the message contains the table.
-    """
-    checks = [
-        device(run.process, run.config.precision.autocast),
-        versions(run.process),
-        shared_folder(run.process, run.checkpointer.directory.parent),
-        batches(run),
-    ]
-    checks = _agreed(checks)
-    if all(check.ok for check in checks):
-        checks += _agreed([dry_step(run)])
-    run.tracker.event(run.learner.state.step, "preflight", checks=[str(check) for check in checks])
-    if not all(check.ok for check in checks):
-        table = "\n".join(str(check) for check in checks)
-        raise PreflightError(f"the run cannot start as configured:\n{table}")
-    return checks
+    run: Run
+
+    def start(self) -> None:
+        """Run all checks and log the table.
+
+        Raises:
+            PreflightError: a check failed on a rank; the message contains the table.
+        """
+        run = self.run
+        if not run.config.preflight:
+            return
+        checks = _agreed([
+            device(run.process, run.config.precision.autocast),
+            versions(run.process),
+            shared_folder(run.process, run.checkpointer.directory.parent),
+            batches(run),
+        ])  # fmt: skip
+        if all(check.ok for check in checks):
+            checks += _agreed([dry_step(run)])
+        table = [str(check) for check in checks]
+        run.tracker.event(run.learner.state.step, "preflight", checks=table)
+        if not all(check.ok for check in checks):
+            raise PreflightError("\n".join(["the run cannot start as configured:", *table]))
 
 
 def device(process: Process, autocast: str) -> Check:

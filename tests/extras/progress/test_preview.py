@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.training import task
+from tests.training import conftest, task
 
 from mm_ldlm.data.dataset import Dataset
-from mm_ldlm.training import loop, preview
+from mm_ldlm.extras.progress import preview
+from mm_ldlm.training import loop
 from mm_ldlm.training.build import build
 from mm_ldlm.training.data import open_data
 from mm_ldlm.training.spec import TrainingSpec
 
+dataset, planned = conftest.dataset, conftest.planned
 L2T = {"kind": "multimodal", "mode": "l2t"}
 
 
@@ -48,7 +50,7 @@ def test_a_held_out_sentence_is_rebuilt_or_a_text_is_written_from_noise(
 
 
 def test_the_sentence_has_median_length_and_if_possible_no_unknown_word(run_of: Callable[..., loop.Run]) -> None:
-    preview = run_of().preview
+    preview = run_of().observers["preview"]
     lengths = preview.source.lengths
     plain = preview._usual_row(None)
     assert abs(lengths[plain[0]] - np.median(lengths)) == np.abs(lengths - np.median(lengths)).min()
@@ -59,7 +61,7 @@ def test_the_sentence_has_median_length_and_if_possible_no_unknown_word(run_of: 
 
 def test_a_preview_changes_nothing_of_the_training(run_of: Callable[..., loop.Run]) -> None:
     shown, silent = run_of(run_name="shown"), run_of(run_name="silent", show_every_seconds=None)
-    assert silent.preview is None
+    assert "preview" not in silent.observers
     for run in (shown, silent):
         loop.train(run)
     assert task.largest_difference(task.held(shown), task.held(silent)) == 0
@@ -77,18 +79,18 @@ def test_an_error_ends_the_previews_only(run_of: Callable[..., loop.Run], monkey
 
 def test_slow_sentences_are_shown_less_often(run_of: Callable[..., loop.Run], monkeypatch: pytest.MonkeyPatch) -> None:
     run, now = run_of(show_every_seconds=10), [100.0]
-    write = run.preview._write
+    write = run.observers["preview"]._write
 
     def slow(*given: Any) -> list[int]:
         now[0] += 5.0
         return write(*given)
 
     monkeypatch.setattr(preview.time, "monotonic", lambda: now[0])
-    run.preview._write = slow  # type: ignore[method-assign]
+    run.observers["preview"]._write = slow  # type: ignore[method-assign]
     shown = []
     for step in range(1, 3000):
         now[0] += 1.0
-        run.preview(step, last=False)
+        run.observers["preview"].after_step(step, last=False)
         shown.append(len(run.tracker.of("preview")))
     assert shown[0] == 1
     assert shown[-1] == pytest.approx(3000 * preview.MOST / 5, abs=2)

@@ -1,4 +1,4 @@
-"""Diagnostics of the model at an interval: norms, ratios, zeros, attention logits, activations, FLOPs.
+"""Statistics of the model at an interval: norms, ratios, zeros, attention logits, activations, FLOPs.
 
 All statistics of a step are collected on the device and read once. Names in the log: `grad_norm/PART`,
 `param_norm/PART`, `update_ratio/PART`, `grad_zeros/PART`, `grad_nonfinite/PART`, `attention_logit_max/BLOCK`,
@@ -16,14 +16,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mm_ldlm.distributed.parallel import full
-from mm_ldlm.distributed.process import Process
 from mm_ldlm.models.attention import Attention
 from mm_ldlm.models.parts import tagged_parameters
 from mm_ldlm.objectives.base import Batch
-from mm_ldlm.training.config import TrainingConfig
-from mm_ldlm.training.jsonl import Tracker
-from mm_ldlm.training.learner import Learner
-from mm_ldlm.training.stepper import Stepper
+from mm_ldlm.training.loop import Run
+from mm_ldlm.training.observers import Observer
 
 ZERO_DIAGNOSES = 3
 """Diagnosed steps in a row in which the gradient of a part was exactly 0; at step 0 this is normal behind gates"""
@@ -44,61 +41,57 @@ class _NoModules(contextlib.nullcontext[None]):
     parents = ("Global",)
 
 
-class Diagnostics:
-    """Diagnostics of every `diagnose_every`-th step; other steps have no overhead.
+class Statistics(Observer):
+    """Statistics of every `diagnose_every`-th step; other steps have no overhead.
 
     Hooks would recompile the graph of a compiled model, so attention, activations and FLOPs are not measured then.
-
-    Attributes:
-        flops_per_token: FLOPs of forward and backward pass per padded token, mean over the kinds of steps; 0 while
-            unknown.
     """
 
-    def __init__(self, learner: Learner, config: TrainingConfig, process: Process, tracker: Tracker) -> None:
-        self.root, self.scaler = learner.root, learner.optimization.scaler
-        self.config, self.process, self.tracker = config, process, tracker
-        self.flops_per_token = 0.0
+    def __init__(self, run: Run) -> None:
+        self.run, self.root, self.scaler = run, run.learner.root, run.learner.optimization.scaler
+        self._detailed = False  # whether the present step is observed
         self._numbers: dict[str, Tensor] = {}
         self._held: list[tuple[str, nn.Parameter, Tensor]] = []
         self._hooks: list[Any] = []
         self._zeros: dict[str, int] = {}
 
-    def due(self, step: int) -> bool:
-        """Return whether the step after `step` finished ones is diagnosed: every n-th step, and the first."""
-        every = self.config.diagnose_every
-        return every > 0 and ((step + 1) % every == 0 or step == 0)
-
-    # -- one detailed step ------------------------------------------------------------------------------------------
-
-    def before_step(self, stepper: Stepper, batch: Batch) -> None:
-        """Count the FLOPs, once per session, and start to observe attention and blocks."""
-        if self.config.precision.compile:
+    def before_step(self, step: int, micros: list[Batch]) -> None:
+        """Count the FLOPs, once per session, and start to observe attention and blocks: in every n-th step, and the
+        first.
+        """
+        every = self.run.config.diagnose_every
+        self._detailed = every > 0 and ((step + 1) % every == 0 or step == 0)
+        if not self._detailed or self.run.config.precision.compile:
             return
-        if not self.flops_per_token:
-            self._count_flops(stepper, batch)
+        if not self.run.throughput.flops_per_token:
+            self._count_flops(micros[0])
         for name, module in self.root.named_modules():
             if isinstance(module, Attention):
                 self._hooks.append(module.register_forward_hook(self._attention(name)))
         for number, block in enumerate(getattr(self.root.model, "blocks", ())):
             self._hooks.append(block.register_forward_hook(self._activation(number)))
 
-    def _count_flops(self, stepper: Stepper, batch: Batch) -> None:
+    def _count_flops(self, batch: Batch) -> None:
         """Count the FLOPs of one extra forward pass of each kind of step; a step takes three times as many.
 
         The counter makes torch decompose some operations, with other rounding, so the passes are extra ones.
         """
-        kinds, counter = stepper.objective.kinds, FlopCounterMode(display=False)
+        stepper, counter = self.run.stepper, FlopCounterMode(display=False)
+        kinds = stepper.objective.kinds
         counter.mod_tracker = _NoModules()  # type: ignore[assignment]
         with torch.no_grad(), counter:
             for kind in kinds:
-                stepper.losses(batch.to(self.process.device), kind=kind, draw=0, step=0)
-        self.flops_per_token = 3.0 * counter.get_total_flops() / (len(kinds) * batch.tokens_BL.numel())
+                stepper.losses(batch.to(self.run.process.device), kind=kind, draw=0, step=0)
+        flops = 3.0 * counter.get_total_flops() / (len(kinds) * batch.tokens_BL.numel())
+        self.run.throughput.flops_per_token = flops
 
     def before_update(self) -> None:
         """Collect gradient statistics after the backward pass.
 
         With fp16 the gradients are still scaled, and their zeros show underflow; norms are unscaled.
         """
+        if not self._detailed:
+            return
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -126,6 +119,8 @@ class Diagnostics:
         Args:
             step: number of this step, counted from 1.
         """
+        if not self._detailed:
+            return {}
         moved: dict[str, list[Tensor]] = {}
         for part, parameter, before in self._held if applied else ():
             moved.setdefault(part, []).append(parameter.detach() - before)
@@ -138,8 +133,8 @@ class Diagnostics:
         self._numbers, self._held = {}, []
         if self.scaler.is_enabled():
             line["fp16_scale"] = float(self.scaler.get_scale())
-        if self.process.device.type == "cuda":
-            line["memory_peak_gib"] = torch.cuda.max_memory_allocated(self.process.device) / 2**30
+        if self.run.process.device.type == "cuda":
+            line["memory_peak_gib"] = torch.cuda.max_memory_allocated(self.run.process.device) / 2**30
         else:
             line["memory_peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         self._alert(step, line)
@@ -156,7 +151,7 @@ class Diagnostics:
                 f"the gradients of {', '.join(dead)} were exactly 0 in {ZERO_DIAGNOSES} diagnosed steps in a row: "
                 "nothing in the loss depends on these parts, or every gradient underflowed"
             )
-            self.tracker.event(step, "alert", name="zero_gradients_of_parts", reason=reason)
+            self.run.tracker.event(step, "alert", name="zero_gradients_of_parts", reason=reason)
 
     def _attention(self, name: str) -> Any:
         block = name.removeprefix("model.").removesuffix(".attention").replace("blocks.", "block")

@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 import torch
 from tests.training import task
+from tests.training.ranks import train_forked
 from tests.training.test_loop import faulty
 
 from mm_ldlm.training import loop
-from mm_ldlm.training.diagnosis import diagnose
+from mm_ldlm.training.checkpoints.reference import LOG
+from mm_ldlm.training.jsonl import read_events
 
 
 def diagnosis(run: loop.Run, root: Path) -> str:
     planned = next(run.loader.plan.first(1))
     before = {name: p.detach().clone() for name, p in run.learner.root.named_parameters()}
-    text = diagnose(
-        run.stepper, run.learner.optimization, run.loader.make(planned), kind=run.stepper.objective.kinds[0], step=0,
-        draw=0, reason="why", directory=root, tracker=run.tracker,
-    )  # fmt: skip
+    kind = run.stepper.objective.kinds[0]
+    text = run.observers["diagnosis"].refused(run.loader.make(planned), kind=kind, reason="why")
     assert all(torch.equal(p, before[name], ) or not bool(torch.isfinite(before[name]).all())
                for name, p in run.learner.root.named_parameters())  # fmt: skip
     assert all(p.grad is None for p in run.learner.root.parameters())
-    document = json.loads((root / "diagnosis-step-00000000.json").read_text())
+    document = json.loads((root / "run/diagnosis-step-00000000.json").read_text())
     assert (document["reason"], document["diagnosis"], len(document["ranks"])) == ("why", text, 1)
     assert run.tracker.of("diagnosis")[-1]["reason"] == text
     return text
@@ -79,3 +79,10 @@ def test_a_step_that_cannot_be_repeated_or_is_sound_says_so(tmp_path: Path) -> N
     assert "ZeroDivisionError: planted" in diagnosis(
         built(tmp_path, faulty({"kind": "raise", "step": 0})), tmp_path
     )  # fmt: skip
+
+
+def test_pitfall_08_the_cause_on_another_rank_is_in_the_log(tmp_path: Path) -> None:
+    train_forked(task.spec(faulty({"kind": "nan_loss", "step": 2, "ranks": [1]}), max_steps=4), tmp_path)
+    (found,) = read_events(tmp_path / "run" / LOG, "diagnosis")
+    assert found["step"] == 2
+    assert found["reason"].startswith("Rank 1")

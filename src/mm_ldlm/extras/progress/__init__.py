@@ -1,0 +1,8 @@
+"""What a run shows of itself: the remaining time and a sentence that the model writes, at intervals of a training, and
+at the end the scores, their files and the command that comes next.
+"""
+
+COMPONENTS: dict[str, dict[str, str]] = {
+    "observers": {"preview": "mm_ldlm.extras.progress.preview:preview"},
+    "hooks": {"progress": "mm_ldlm.extras.progress.hooks:ProgressHooks"},
+}
