@@ -15,10 +15,13 @@ from mm_ldlm.evaluation.bootstrap import (
     FEWEST_PAIRS,
     Bootstrap,
     Statistic,
+    bin_of,
+    calibration_error,
     holm,
     mean_of_counts,
     pearson_of_counts,
     ratio_of_counts,
+    reliability,
     spearman_of_counts,
 )
 
@@ -133,3 +136,23 @@ def test_a_statistic_that_is_undefined_on_a_resample_has_no_interval(refuses: Ca
         FEW.of(spearman_of_counts(np.array([1.0, 1, 1, 2]), np.arange(4.0)), 4)
     with refuses(EvaluationError, "nan"):
         FEW.mean([1.0, float("nan")])
+
+
+def test_the_calibration_error_of_known_bins() -> None:
+    # ten examples with confidence 0.8, all right; five with 0.6, all wrong
+    confidence_n, correct_n = np.array([0.8] * 10 + [0.6] * 5), np.array([1.0] * 10 + [0.0] * 5)
+    statistic = calibration_error(confidence_n, correct_n, 10)
+    assert statistic(np.ones((1, 15)))[0] == pytest.approx((10 * 0.2 + 5 * 0.6) / 15)
+    lines = reliability(confidence_n, correct_n, 10, Bootstrap(50))
+    assert [(line["examples"], line["accuracy"]["value"]) for line in lines] == [(5, 0.0), (10, 1.0)]
+    assert bin_of(np.array([0.05, 0.1, 0.1000001, 1.0]), 10).tolist() == [0, 0, 1, 9]
+
+
+def test_a_calibrated_classifier_has_a_small_error_and_an_overconfident_one_a_large_one() -> None:
+    draw = np.random.default_rng(3)
+    confidence_n = draw.uniform(0.5, 1, 20_000)
+    correct_n = (draw.random(20_000) < confidence_n).astype(float)
+    once = np.ones((1, 20_000))
+    assert calibration_error(confidence_n, correct_n, 15)(once)[0] < 0.015
+    overconfident = calibration_error(np.full(20_000, 0.99), correct_n, 15)(once)[0]
+    assert overconfident == pytest.approx(0.99 - correct_n.mean(), abs=1e-6)

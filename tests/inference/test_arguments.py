@@ -49,11 +49,11 @@ SAMPLERS = [
     {"kind": "confidence", "steps": 2, "guidance": 1e30}, {"kind": "ddim", "steps": 2, "guidance": 1e30},
     {"kind": "ddim", "steps": 2, "guidance": 1000.0}, {"kind": "confidence", "steps": 2, "guidance": 1000.0},
     {"kind": "ddim", "draws": HUGE}, {"kind": "ddim", "steps": HUGE}, {"kind": "ddim", "t_max": 1e-300, "steps": 2},
-    {"kind": "heun", "steps": 2, "t_max": float("nan")}, {"kind": "blocks"}, {"kind": "os:path"}, {"kind": "x.y:Z"},
+    {"kind": "ddpm", "steps": 2, "t_max": float("nan")}, {"kind": "blocks"}, {"kind": "os:path"}, {"kind": "x.y:Z"},
     {"kind": "threshold", "steps": 2, "threshold": -1}, {"kind": "confidence", "steps": 2, "top_k": 10**40},
     {"kind": "blocks", "block_length": HUGE, "inner": {"kind": "confidence", "steps": 1}},
     {"kind": "threshold", "steps": 2, "threshold": 1e30}, {"kind": "ddpm", "steps": 2}, {"steps": 2}, SearchConfig,
-    DdimConfig, "confidence", "ancestral", "ddim", "heun", "nope",
+    DdimConfig, "confidence", "ancestral", "ddim", "one_step", "nope",
 ]  # fmt: skip
 LENGTHS = ["argmax", "sample", "longest", 5, 12, 13, HUGE, 2**63, -3]
 SEARCHES = [

@@ -101,12 +101,12 @@ def test_pitfall_12_an_eps_model_is_refused_where_no_signal_is_left():
 
 @pytest.mark.parametrize(("order", "text", "latent", "named"), [
     ("together", {"kind": "confidence"}, {}, "text.kind"),
-    ("together", {}, {"kind": "heun"}, "latent.kind"),
+    ("together", {}, {"kind": "ddpm"}, "latent.kind"),
     ("together", {"steps": 3}, {"steps": 4}, "text.steps"),
     ("together", {"guidance": 2.0}, {}, "text.guidance"),
     ("together", {}, {"guidance": 2.0}, "latent.guidance"),
     ("latent_first", {}, {"draws": 2}, "latent.draws"),
-    ("latent_first", {"kind": "confidence", "steps": 3, "guidance": 2.0}, {"kind": "heun"}, None),
+    ("latent_first", {"kind": "confidence", "steps": 3, "guidance": 2.0}, {"kind": "ddpm"}, None),
     ("text_first", {"kind": "confidence"}, {"draws": 2}, None),
     ("together", {}, {}, None),
 ])  # fmt: skip

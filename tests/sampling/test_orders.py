@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sampling.toys import MASK, WORDS, canvas, constant, context, denoiser, sample
 
-from mm_ldlm.sampling.orders import entropy_prefix, masks_left, top_by_row
+from mm_ldlm.sampling.orders import masks_left, top_by_row
 
-FIXED = ["confidence", "margin", "entropy", "random"]
+FIXED = ["confidence", "entropy", "random"]
 
 
 @pytest.mark.parametrize("counts", ["linear", "cosine"])
@@ -47,15 +47,12 @@ def ranked(kind: str, probabilities: list[list[float]], **settings: Any) -> list
 
 
 def test_each_order_ranks_by_its_own_statistic() -> None:
-    broad = [0.6] + [0.4 / 7] * 7  # the most probable word, and the largest margin, of many words
-    twins = [0.55, 0.45]  # the lowest entropy, and hardly a margin
+    broad = [0.6] + [0.4 / 7] * 7  # the most probable word, of many words
+    twins = [0.55, 0.45]  # the lowest entropy
     three = [0.58, 0.22, 0.2]
     assert ranked("confidence", [three, twins, broad]) == [2, 0, 1]
-    assert ranked("margin", [three, twins, broad]) == [2, 0, 1]
     assert ranked("entropy", [broad, three, twins]) == [2, 1, 0]
-    assert ranked("margin", [[0.5, 0.45, 0.05], [0.45, 0.2, 0.2, 0.15]]) == [1, 0]
     assert ranked("confidence", [[0.5, 0.45, 0.05], [0.45, 0.2, 0.2, 0.15]]) == [0, 1]
-    assert ranked("margin", [[0.3] + [0.1] * 7, [0.5, 0.2, 0.2, 0.1]]) == [1, 0], "the first has the larger quotient"
 
 
 def test_random_orders_are_uniform() -> None:
@@ -69,19 +66,6 @@ def test_the_highest_scores_are_selected_and_the_earlier_position_wins_a_tie(sco
     found = top_by_row(torch.tensor([scores], dtype=torch.float64), torch.tensor([count]))[0]
     expected = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[:count]
     assert found.nonzero().flatten().tolist() == sorted(expected)
-
-
-@given(
-    st.lists(st.one_of(st.floats(0, 3), st.just(float("inf"))), min_size=1, max_size=8),
-    st.floats(0, 4),
-)
-def test_the_entropy_prefix_is_the_largest_set_within_the_bound(entropies: list[float], bound: float) -> None:
-    found = entropy_prefix(torch.tensor([entropies], dtype=torch.float64), bound=bound)[0]
-    known = sorted(value for value in entropies if value != float("inf"))
-    sizes = [size for size in range(1, len(known) + 1) if sum(known[:size]) - known[size - 1] <= bound + 1e-9]
-    tight = [size for size in range(1, len(known) + 1) if sum(known[:size]) - known[size - 1] <= bound - 1e-9]
-    assert max(tight, default=min(1, len(known))) <= int(found.sum()) <= max(sizes, default=0)
-    assert not found[torch.tensor(entropies, dtype=torch.float64).isinf()].any()
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 0.8, 1.0])
@@ -98,14 +82,7 @@ def test_a_threshold_keeps_what_is_above_it_and_at_least_one_token(threshold: fl
         assert made.calls_per_row.tolist() == [10, 6]
 
 
-@pytest.mark.parametrize(("bound", "calls"), [(0.0, 8), (1e9, 1)])
-def test_an_entropy_bound_decides_the_number_of_calls(bound: float, calls: int) -> None:
-    made = sample("entropy_bounded", context(), canvas(8), steps=50, entropy_bound=bound)
-    assert made.model_calls == calls
-
-
-@pytest.mark.parametrize("kind", ["threshold", "entropy_bounded"])
-def test_the_last_step_of_an_adaptive_sampler_keeps_all(kind: str) -> None:
-    made = sample(kind, context(sharpness=0.1), canvas(12), steps=2)
+def test_the_last_step_of_an_adaptive_sampler_keeps_all() -> None:
+    made = sample("threshold", context(sharpness=0.1), canvas(12), steps=2)
     assert made.model_calls == 2
     assert (made.tokens != MASK).all()

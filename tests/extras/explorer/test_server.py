@@ -57,7 +57,7 @@ def test_the_page_needs_nothing_from_elsewhere_escapes_names_and_says_what_a_run
     [
         ("invert", {"steps": 2, "seed": 3}, lambda model: model.invert([SENTENCE], steps=2, seed=3)),
         ("invert", {"search": True}, lambda model: model.invert([SENTENCE], search=True)),
-        ("invert", {"sampler": "margin", "temperature": 1.0}, lambda model: model.invert([SENTENCE], sampler="margin", temperature=1.0)),
+        ("invert", {"sampler": "entropy", "temperature": 1.0}, lambda model: model.invert([SENTENCE], sampler="entropy", temperature=1.0)),
         ("interpolate", {"toward": [OTHER], "steps": 3}, lambda model: model.interpolate([SENTENCE], [OTHER], steps=3)),
         ("edit", {"toward": [OTHER], "strength": 0.75}, lambda model: model.edit([SENTENCE], targets=[OTHER], strength=0.75)),
         ("infill", {"texts": ["w1 [MASK] w3"]}, lambda model: model.infill(["w1 [MASK] w3"])),

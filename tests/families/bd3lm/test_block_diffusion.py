@@ -163,7 +163,9 @@ def written(generation: Any, canvas_BL: Tensor, kind: str, **settings: Any) -> T
     return made
 
 
-@pytest.mark.parametrize(("kind", "settings"), [("ancestral", {"skip_idle": True}), ("confidence", {}), ("margin", {})])
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("ancestral", {"skip_idle": True}), ("confidence", {}), ("entropy", {})]
+)
 def test_the_cache_changes_no_text(kind: str, settings: dict[str, Any]) -> None:
     """Of texts of different lengths; without it every call reads the text from its beginning."""
     root = root_of("block_diffusion", {"_model": {"block_length": 3}})

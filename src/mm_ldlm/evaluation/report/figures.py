@@ -138,7 +138,7 @@ def baselines(systems: Mapping[str, Mapping[str, Any]]) -> go.Figure:
 
 
 def reliability_diagram(systems: Mapping[str, Sequence[Mapping[str, Any]]]) -> go.Figure:
-    """Plot the fraction that is right against the confidence, by bin (`calibration.reliability`), with intervals.
+    """Plot the fraction that is right against the confidence, by bin (`bootstrap.reliability`), with intervals.
 
     A calibrated confidence lies on the diagonal.
     """

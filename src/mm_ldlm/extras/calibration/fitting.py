@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.data.corpus.record import comparison_form
-from mm_ldlm.evaluation.calibration import calibration_error
+from mm_ldlm.evaluation.bootstrap import calibration_error
 from mm_ldlm.inference.calibration import Calibration, Curve, features_of
 
 Floats = npt.NDArray[np.float64]

@@ -16,8 +16,7 @@ import pandas as pd
 
 from mm_ldlm.core import to_dict
 from mm_ldlm.data.held_out import held_out
-from mm_ldlm.evaluation.bootstrap import Bootstrap
-from mm_ldlm.evaluation.calibration import calibration_error, reliability
+from mm_ldlm.evaluation.bootstrap import Bootstrap, calibration_error, reliability
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, of_samples, without_truth
 from mm_ldlm.extras.calibration.fitting import fit_calibration, right_texts
 from mm_ldlm.inference.calibration import CALIBRATION

@@ -17,8 +17,7 @@ from mm_ldlm.data.corpus.splits import Split
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.held_out import Rows as StoreRows
 from mm_ldlm.data.held_out import read_sentences, sample_rows, split_rows
-from mm_ldlm.evaluation.bootstrap import Bootstrap, Statistic
-from mm_ldlm.evaluation.calibration import calibration_error, reliability
+from mm_ldlm.evaluation.bootstrap import Bootstrap, Statistic, calibration_error, reliability
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite
 
 Ints = npt.NDArray[np.int64]
