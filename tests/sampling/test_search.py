@@ -20,7 +20,7 @@ class Bench:
     def __init__(self, right=0.5, certain=-0.1):
         self.right, self.certain, self.encoded, self.written = right, certain, 0, 0
 
-    def write(self, canvas, target, generator, how, error=None):
+    def write(self, canvas, target, generator, how, latents):
         self.written += len(canvas)
         u = generator.fork("w").uniform(canvas.shape[1])
         good = u < self.right
@@ -39,12 +39,16 @@ def without_errors(cosines):
     return cosines, torch.zeros(len(cosines), 1)
 
 
+NOWHERE = torch.zeros(3, 1)
+"""Latents of three targets whose texts have no errors"""
+
+
 def run(bench=None, canvas=None, price=0, **config):
     bench = bench or Bench()
     config = SearchConfig(**({"candidates": 4, "rounds": 2} | config))
     canvas = torch.full((3, config.candidates, 6), MASK) if canvas is None else canvas
     return bench, search(
-        canvas, config=config, write=bench.write, reembed=bench.reembed, mask_id=MASK, pad_id=PAD,
+        canvas, config=config, write=bench.write, reembed=bench.reembed, latents_Bd=NOWHERE, mask_id=MASK, pad_id=PAD,
         generator=rows(3), prices=dict.fromkeys(("first", "drawn", "child"), torch.tensor(price)),
     )  # fmt: skip
 
@@ -125,18 +129,16 @@ def test_a_beam_holds_distinct_texts():
 def test_a_child_that_is_given_the_error_of_its_parent_corrects_a_model_that_misreads_every_target(targets, shift):
     latents = torch.tensor(targets)[:, None] + 2.0
 
-    def write(canvas, target, generator, how, error=None):
-        read = latents[target] - shift + (0 if error is None else error)
-        tokens = torch.where(canvas == MASK, read.round().long(), canvas)
+    def write(canvas, target, generator, how, read):
+        tokens = torch.where(canvas == MASK, (read - shift).round().long(), canvas)
         return TextSample(tokens, torch.zeros(tokens.shape), tokens, torch.ones(len(tokens), dtype=torch.long), 1)
 
     def reembed(tokens, target):
-        error = latents[target] - tokens
-        return 1 - error.abs()[:, 0] / 10, error
+        return 1 - (latents[target] - tokens).abs()[:, 0] / 10, tokens.float()
 
     found = search(
-        torch.full((3, 1, 1), MASK), config=SearchConfig(rounds=2), write=write, reembed=reembed, mask_id=MASK,
-        pad_id=PAD, generator=rows(3),
+        torch.full((3, 1, 1), MASK), config=SearchConfig(rounds=2), write=write, reembed=reembed,
+        latents_Bd=latents, mask_id=MASK, pad_id=PAD, generator=rows(3),
     )  # fmt: skip
     assert found.tokens.tolist() == [[target + 2] for target in targets]
 
@@ -145,9 +147,9 @@ def test_each_target_has_its_own_rounds_and_calls():
     """The second target is found at once and the others never are."""
 
     class OneAtOnce(Bench):
-        def write(self, canvas, target, generator, how, error=None):
+        def write(self, canvas, target, generator, how, latents):
             self.right = (target == 1).double()[:, None]
-            return super().write(canvas, target, generator, how, error)
+            return super().write(canvas, target, generator, how, latents)
 
     _, result = run(OneAtOnce(), rounds=3)
     assert result.model_calls_per_row.tolist() == [3 * (4 + 3 * 4), 3, 3 * (4 + 3 * 4)]
@@ -157,13 +159,13 @@ def test_the_best_of_a_beam_decides_whether_a_target_is_good_enough():
     """The first candidate is poor and the second right: no round is needed, whatever else the beam keeps."""
     bench = Bench()
 
-    def write(canvas, target, generator, how, error=None):
+    def write(canvas, target, generator, how, latents):
         bench.right = 0.0 if how == "first" else 1.0
-        return bench.write(canvas, target, generator, how)
+        return bench.write(canvas, target, generator, how, latents)
 
     config = SearchConfig(candidates=2, rounds=3, beam=2, good_enough=0.9)
     found = search(
-        torch.full((3, 2, 6), MASK), config=config, write=write, reembed=bench.reembed, mask_id=MASK, pad_id=PAD,
+        torch.full((3, 2, 6), MASK), config=config, write=write, reembed=bench.reembed, latents_Bd=NOWHERE, mask_id=MASK, pad_id=PAD,
         generator=rows(3),
     )  # fmt: skip
     assert (found.cosines == 1).all()
@@ -195,9 +197,9 @@ def test_the_first_text_of_every_length_is_greedy():
     asked = []
 
     class Watched(Bench):
-        def write(self, canvas, target, generator, how, error=None):
+        def write(self, canvas, target, generator, how, latents):
             asked.append(how)
-            return super().write(canvas, target, generator, how, error)
+            return super().write(canvas, target, generator, how, latents)
 
     canvas = torch.full((3, 4, 6), MASK)
     canvas[:, 1::2, 5] = PAD  # lengths 6, 5, 6, 5
@@ -211,7 +213,7 @@ def test_the_first_text_of_every_length_is_greedy():
 class Spelling(Bench):
     """A model that fills each mask with the target's token and is uncertain of the tokens that differ from it."""
 
-    def write(self, canvas, target, generator, how, error=None):
+    def write(self, canvas, target, generator, how, latents):
         words = torch.where(canvas == MASK, TARGETS[target][:, : canvas.shape[1]], canvas)
         wrong = (words != TARGETS[target]) & (words != PAD)
         ones = torch.ones(len(canvas), dtype=torch.long)
@@ -241,12 +243,12 @@ def test_a_near_text_that_no_round_improves_is_tried_with_all_its_swaps(words, s
     spans = ((words[:a], words[a:b], words[b:c], words[c:]) for a, b, c in itertools.combinations(range(1, 7), 3))
     near = any(head + second + first + tail == target for head, first, second, tail in spans)
 
-    def write(canvas, target, generator, how, error=None):
+    def write(canvas, target, generator, how, latents):
         tokens = torch.where(canvas == MASK, torch.tensor(words), canvas)
         return TextSample(tokens, torch.zeros(1, 6), tokens, torch.ones(1, dtype=torch.long), 1)
 
     found = search(
-        torch.full((1, 1, 6), MASK), config=SearchConfig(rounds=12, swap=1e-9, calls=12), write=write, mask_id=MASK,
+        torch.full((1, 1, 6), MASK), config=SearchConfig(rounds=12, swap=1e-9, calls=12), write=write, latents_Bd=NOWHERE[:1], mask_id=MASK,
         reembed=lambda tokens, _: without_errors(torch.where((tokens == torch.tensor(target)).all(1), 1.0, 0.99)),
         pad_id=PAD, generator=rows(1, seed=seed),
     )  # fmt: skip
@@ -257,13 +259,13 @@ def test_swaps_are_tried_again_whenever_no_round_improves_a_text():
     """Two pairs of words have to change places, one after the other, and a child is never better."""
     words, target = torch.tensor([0, 2, 1, 3, 5, 4]), torch.arange(6)
 
-    def write(canvas, live, generator, how, error=None):
+    def write(canvas, live, generator, how, latents):
         tokens = torch.where(canvas == MASK, words if how == "first" else 0, canvas)
         return TextSample(tokens, torch.zeros(1, 6), tokens, torch.ones(1, dtype=torch.long), 1)
 
     found = search(
         torch.full((1, 1, 6), MASK), config=SearchConfig(rounds=30, swap=1e-9, remask_ratio=0.0, good_enough=1.0),
-        write=write, mask_id=MASK, pad_id=PAD, generator=rows(1),
+        write=write, latents_Bd=NOWHERE[:1], mask_id=MASK, pad_id=PAD, generator=rows(1),
         reembed=lambda tokens, _: without_errors(0.985 + 0.015 * (tokens == target).float().mean(1)),
     )  # fmt: skip
     assert torch.equal(found.tokens[0], target)

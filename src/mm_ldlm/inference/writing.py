@@ -229,9 +229,8 @@ class Writer:
             samplers: dict[How, Any] = {"first": first, "drawn": drawn, "child": child}
 
             def write(
-                canvas_NL: Tensor, target_N: Tensor, generator: RowGenerator, how: How, error_Nd: Tensor | None
+                canvas_NL: Tensor, target_N: Tensor, generator: RowGenerator, how: How, latents_Nd: Tensor
             ) -> TextSample:
-                latents_Nd = latents_Bd[target_N] if error_Nd is None else latents_Bd[target_N] + error_Nd
                 used = int((canvas_NL != shape.pad_id).sum(dim=1).max())  # columns that are padding in every row cost
                 sample = self.model.write(
                     canvas_NL[:, :used], canvas_NL[:, :used] == shape.mask_id, latents_Bd=latents_Nd,
@@ -246,13 +245,14 @@ class Writer:
                 texts = [self._unpadded(ids) for ids in tokens_NL.tolist()]
                 found = reembed(texts, [batch[target] for target in target_N.tolist()])
                 cosines_N, own_Nd = (torch.from_numpy(values).float().to(latents_Bd.device) for values in found)
-                return cosines_N, latents_Bd[target_N] - own_Nd
+                return cosines_N, own_Nd
 
             room = 2 * config.rounds if config.infill > 0 else 0  # a text may grow by two tokens in each round
             widths = [max(longest[row], min(longest[row] + room, shape.max_length)) for row in batch]
             found = search(
                 torch.stack([self.padded(canvases[row], length=max(widths)) for row in batch]),
-                config=config, write=write, reembed=compare, mask_id=shape.mask_id, pad_id=shape.pad_id,
+                config=config, write=write, reembed=compare, latents_Bd=latents_Bd,
+                mask_id=shape.mask_id, pad_id=shape.pad_id,
                 generator=self.generator(batch, seed), compare=first.compare if traces else uncompared,
                 prices={how: latents_Bd.new_tensor([*map(sampler.most_calls, widths)], dtype=torch.long)
                         for how, sampler in samplers.items()},

@@ -27,12 +27,12 @@ from mm_ldlm.sampling.orders import top_by_row
 
 How = Literal["first", "drawn", "child"]
 """How a text is written: as without a search, at the temperature of the search, or as the child of another text"""
-Write = Callable[[Tensor, Tensor, RowGenerator, How, Tensor | None], TextSample]
-"""(tokens_NL with masks, index of each target (N,), generator with N rows, how, error (N, d) that is added to the
-latents of the targets) → texts for these targets."""
+Write = Callable[[Tensor, Tensor, RowGenerator, How, Tensor], TextSample]
+"""(tokens_NL with masks, index of each target (N,), generator with N rows, how, latents (N, d)) → texts for these
+targets, given these latents."""
 Reembed = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(tokens_NL, index of each target (N,)) → cosine (N,) of the re-embedded text to its target, float32, and its error
-(N, d), the target's latent minus the text's."""
+"""(tokens_NL, index of each target (N,)) → cosine (N,) of the re-embedded text to its target, float32, and its latent
+(N, d)."""
 
 PATIENCE, NEAR = 10, 0.98
 """Number of rounds without a better text, and its cosine, from which on its spans are swapped in all ways"""
@@ -153,13 +153,14 @@ class Search:
     """One search for B targets: the functions that it calls, and their cost so far."""
 
     def __init__(
-        self, config: SearchConfig, write: Write, reembed: Reembed, *, targets: int, mask_id: int, pad_id: int,
+        self, config: SearchConfig, write: Write, reembed: Reembed, latents_Bd: Tensor, *, mask_id: int, pad_id: int,
         generator: RowGenerator, compare: Compare, prices: Mapping[How, Tensor],
     ) -> None:  # fmt: skip
         self.config, self.mask_id, self.pad_id, self.generator = config, mask_id, pad_id, generator
         self._write, self._reembed, self.compare, self.prices = write, reembed, compare, prices
+        self._latents_Bd = latents_Bd
         self._known: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
-        self.model_calls_B, self.encoder_calls_B = torch.zeros(2, targets, dtype=torch.long, device=generator.device)
+        self.model_calls_B, self.encoder_calls_B = latents_Bd.new_zeros(2, len(latents_Bd), dtype=torch.long)
 
     def affords(self, live: Tensor, how: How) -> Tensor:
         """Return whether each of the targets `live` has model calls left for one more text (T,)."""
@@ -167,15 +168,15 @@ class Search:
         return torch.ones_like(live, dtype=torch.bool) if self.config.calls is None else calls_T <= self.config.calls
 
     def write(
-        self, canvas_TL: Tensor, live: Tensor, generator: RowGenerator, how: How, error_Td: Tensor | None = None
+        self, canvas_TL: Tensor, live: Tensor, generator: RowGenerator, how: How, error_Td: Tensor | float = 0.0
     ) -> TextSample:
         """Write canvases of the targets `live`, whose latents the errors are added to."""
-        sample = self._write(canvas_TL, live, generator, how, error_Td)
+        sample = self._write(canvas_TL, live, generator, how, self._latents_Bd[live] + error_Td)
         self.model_calls_B.index_add_(0, live, sample.calls_per_row)
         return sample
 
     def reembed(self, tokens_NL: Tensor, target_N: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
-        """Compute the cosine (N,) of each text to its target, and its error (N, d).
+        """Compute the cosine (N,) of each text to its target, and its error (N, d), the target's latent minus its own.
 
         A distinct text of a target is embedded once, because both are kept. At most `SearchConfig.most_kept` are.
         """
@@ -184,8 +185,9 @@ class Search:
         fresh = list({key: index for index, key in enumerate(keys) if key not in known}.values())
         if fresh:
             index = torch.tensor(fresh, device=tokens_NL.device)
-            found = self._reembed(tokens_NL[index], target_N[index])
-            known.update((keys[i], (near, error)) for i, near, error in zip(fresh, *found, strict=True))
+            cosines_n, own_nd = self._reembed(tokens_NL[index], target_N[index])
+            found = zip(cosines_n, self._latents_Bd[target_N[index]] - own_nd, strict=True)
+            known.update(zip((keys[i] for i in fresh), found, strict=True))
             self.encoder_calls_B.index_add_(0, target_N[index], torch.ones_like(index))
         cosines, errors = zip(*(known[key] for key in keys), strict=True)
         return torch.stack(cosines), torch.stack(errors)
@@ -247,7 +249,7 @@ class Search:
                     draft, again_TL, parent=parent, fraction=config.swap, pad_id=self.pad_id,
                     generator=stream.fork("swap"),
                 )  # fmt: skip
-            error_Td = parent.errors if (number + child) % 2 else None
+            error_Td = parent.errors if (number + child) % 2 else 0.0
             sample = self.write(draft.tokens.masked_fill(again_TL, self.mask_id), able, stream, "child", error_Td)
             log_probs_TL = torch.where(again_TL, sample.log_probs, draft.log_probs)
             found[-1] = found[-1].replaced(rows, draft._replace(tokens=sample.tokens, log_probs=log_probs_TL))
@@ -289,6 +291,7 @@ def search(
     config: SearchConfig,
     write: Write,
     reembed: Reembed,
+    latents_Bd: Tensor,
     mask_id: int,
     pad_id: int,
     generator: RowGenerator,
@@ -297,22 +300,21 @@ def search(
 ) -> SearchResult:
     """Search for the text nearest to each target.
 
-    `canvases_BKL` are the K starting canvases of each of B targets, which may differ in length. Their `[MASK]`
-    positions are written and rewritten; all other positions are fixed. In each round a target keeps its `beam` best
-    candidates and draws `candidates` children from them: a fraction `remask_ratio` of their least confident tokens is
-    masked again, or, in a fraction `infill` of the children, a span whose length may change; in a fraction `swap` two
-    neighbouring spans change places instead. Parents compete with their children, so the best cosine never decreases.
-    `prices` are the largest numbers (B,) of model calls that `write` makes for a text of each target; with
+    `canvases_BKL` are the K starting canvases of each of B targets (`latents_Bd`), which may differ in length. Their
+    `[MASK]` positions are written and rewritten; all other positions are fixed. In each round a target keeps its `beam`
+    best candidates and draws `candidates` children from them: a fraction `remask_ratio` of their least confident tokens
+    is masked again, or, in a fraction `infill` of the children, a span whose length may change; in a fraction `swap`
+    two neighbouring spans change places instead. Parents compete with their children, so the best cosine never
+    decreases. `prices` are the largest numbers (B,) of model calls that `write` makes for a text of each target; with
     `config.calls` no text is begun that could exceed them, the first one excepted.
     """
-    B = len(canvases_BKL)
     run = Search(
-        config, write, reembed, targets=B, mask_id=mask_id, pad_id=pad_id, generator=generator, compare=compare,
+        config, write, reembed, latents_Bd, mask_id=mask_id, pad_id=pad_id, generator=generator, compare=compare,
         prices=prices,
     )  # fmt: skip
     best = _best(run.start(canvases_BKL), config.beam)
     idle_B = torch.zeros_like(run.model_calls_B)
-    live = torch.arange(B, device=canvases_BKL.device)
+    live = torch.arange(len(canvases_BKL), device=canvases_BKL.device)
     for number in range(config.rounds):
         live = live[(best.cosines[live, 0] < config.good_enough) & run.affords(live, "child")]
         if not live.numel():
