@@ -119,10 +119,12 @@ def load_run(
         remedy="Restore the config.json that the run was trained with, or choose another checkpoint.",
     )
     root = root_of(config, found)
-    weights = "ema.safetensors" if use_ema and (found / "ema.safetensors").is_file() else "model.safetensors"
-    tensors, file = folder.tensors(found, weights), found / weights
-    other = "Restore the file, or choose another checkpoint."
-    refuse_non_finite(tensors, file, or_infinite=persistent_buffers(root), remedy=other)
+    weights = weights_of(found, use_ema=use_ema)
+    file = found / ("ema.safetensors" if weights["weights"] == "averaged" else "model.safetensors")
+    tensors = folder.tensors(found, file.name)
+    refuse_non_finite(
+        tensors, file, or_infinite=persistent_buffers(root), remedy="Restore the file, or choose another checkpoint."
+    )
     load_tensors(saved_tensors(root), tensors, file)
     root = root.to(chosen).eval().requires_grad_(False)
     encoder = (config.get("encoder") or {}) | ({"path": str(found / ENCODER)} if (found / ENCODER).is_dir() else {})
@@ -137,7 +139,7 @@ def load_run(
         encoder=str(encoder.get("name", "")),
         no_encoder=no_encoder,
         checkpoint=found,
-        weights=weights_of(found, use_ema=use_ema),
+        weights=weights,
         step=folder.step_of(found),
         dataset=Path(os.path.normpath(run.parent / str(config["dataset"]))) if "dataset" in config else None,
         fingerprints=fingerprints,
