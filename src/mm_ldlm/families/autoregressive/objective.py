@@ -207,9 +207,7 @@ def _predictions(
     else:
         logits_MV, targets_M = model(tokens_BL, logits_at=scored_BP), targets_BP[scored_BP]
         scored_M = torch.ones_like(targets_M, dtype=torch.bool)
-    # A special id beyond the vocabulary has no column, and the column of the end token is not its own.
-    mask_id, pad_id = (token if token < end_id else -1 for token in (shape.mask_id, shape.pad_id))
-    return token_loss(logits_MV, targets_M, mask_id=mask_id, pad_id=pad_id), scored_M, targets_M
+    return token_loss(logits_MV, targets_M, mask_id=-1, pad_id=-1), scored_M, targets_M  # the model forbids both
 
 
 class AutoregressiveGeneration(GenerativeModel):
