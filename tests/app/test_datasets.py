@@ -115,10 +115,11 @@ def test_previews_are_short_json(tmp_path: Path) -> None:
     written(tmp_path / "store")
     store = StoreDataset(filepath=str(tmp_path / "store"), kind="rows")
     table = TableDataset(filepath=str(tmp_path / "table.parquet"))
-    table.save(pd.DataFrame({"a": [[1.0] * 20, [2.0]], "b": [float("inf"), 1.0]}))
+    table.save(pd.DataFrame({"b": [[1.0] * 20, [2.0]], "a": [float("inf"), 1.0]}))
     for preview in (store.preview(2), table.preview(2)):
         assert len(json.dumps(preview, allow_nan=False)) < 400
         assert len(preview["data"]) == 2
+    assert dict(zip(preview["columns"], preview["data"][1], strict=True)) == {"b": "[2]", "a": 1.0}
     table.save(pd.DataFrame({"a": []}))
     assert table.preview()["data"] == []
     assert StoreDataset(filepath=str(tmp_path / "no"), kind="rows", optional=True).preview()["data"] == []

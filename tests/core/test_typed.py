@@ -103,7 +103,7 @@ def test_a_mapping_becomes_a_tree_of_types_and_a_single_value_a_list() -> None:
         ({"high": 1, "pair": [1, "x"]}, ("'section.pair[1]'", "x")),
         ({"high": 1, "colour": "gren"}, ("'section.colour'", "green", "red")),
         ({"high": 1, "ratio": 2}, ("'section.ratio'", "2")),
-        ({"high": True}, ("'section.high'", "True")),
+        ({"high": True, "pair": [1, False]}, ("'section.high'", "True", "'section.pair[1]'", "False")),
         ({"low": 4, "high": 3}, ("'section.low'", "'section.high'", "4")),
         ({}, ("'section.high'",)),
         (3, ("'section'", "3")),

@@ -39,6 +39,8 @@ def test_a_rank_that_nobody_joins_ends_with_the_address(monkeypatch: pytest.Monk
 def test_auto_takes_a_gpu_only_where_there_is_one(refuses: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert choose_device("auto").type == "cpu"
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [str(choose_device("cuda", local_rank=rank)) for rank in (1, 2)] == ["cuda:1", "cuda:0"]
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with refuses(ConfigurationError, "cuda:3", "training.device"), joined(device="cuda:3"):
         pass

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -230,6 +231,9 @@ def recorded(recorder: Recorder, made: TextSample, traced: TextSample) -> None:
     for name, value in vars(made).items():
         assert torch.equal(torch.as_tensor(getattr(traced, name)), torch.as_tensor(value)), f"tracing changes {name}"
     for row, frames in enumerate(recorder.frames):
+        for before, frame in itertools.pairwise(frames):
+            grows = len(frame.tokens) > len(before.tokens) + 1
+            assert not (grows and (frame.words >= 0).any()), "what is inserted is seen before it is written"
         real_L = made.tokens[row] != recorder.pad_id
         assert frames[-1].tokens == tuple(made.tokens[row][real_L].tolist()), "the last frame is the text"
         assert sum((frame.words >= 0).any() for frame in frames) <= int(made.calls_per_row[row])

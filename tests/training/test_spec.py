@@ -1,5 +1,6 @@
 """Plans: which limit ends a training, which parameters make another run, and what does not fit together."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.training.conftest import SETTINGS
 
 from mm_ldlm.core import ConfigurationError, parse
 from mm_ldlm.data.dataset import Dataset
@@ -86,3 +90,10 @@ def test_a_dataset_without_the_examples_that_are_needed_is_refused(
     config = parse(TrainingConfig, {"batch": {"examples": 2}, "max_steps": 200, "validate_every": 5}, at="training")
     with refuses(ConfigurationError, "validation"):
         _resolved(config, made, seed=0)
+
+
+@given(st.integers(0, 9), st.integers(1, 18))
+def test_the_best_checkpoint_is_written_where_its_metric_is_measured(every: int, steps: int) -> None:
+    checkpoint, fits = {"every_steps": steps, "best_metric": "validation/loss"}, every > 0 and steps % every == 0
+    with contextlib.nullcontext() if fits else pytest.raises(ConfigurationError, match="best_metric"):
+        parse(TrainingConfig, SETTINGS | {"checkpoint": checkpoint, "validate_every": every}, at="training")

@@ -239,6 +239,8 @@ def test_the_page_shows_runs_failures_differences_and_curves(tmp_path: Path) -> 
     assert figures.keys() == {"plot_members_scores", "plot_members_curves", "plot_members_differences"}
     assert list(figures["plot_members_differences"].data[0]["x"]) == [difference]
     assert list(figures["plot_members_curves"].data[0]["y"]) == [0.3, 0.15]
+    few = [ended(tmp_path / "few", name, rows=costs(2.0, 1).head(20)) for name in ("first", "second")]
+    assert "plot_members_differences" not in report(results_of(*few), title="T")[1], "too few sentences"
 
 
 def test_a_page_where_all_failed_has_the_reasons_and_no_figures(tmp_path: Path) -> None:

@@ -23,10 +23,15 @@ def test_diagnosed_steps_train_to_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_norms_ratios_and_zeros_of_the_parts(tmp_path: Path) -> None:
-    run = task.built(task.spec(diagnose_every=1), tmp_path)
-    batch = run.loader.make(next(run.loader.plan.first(1)))
+    run = task.built(task.spec(diagnose_every=1, batch={"accumulation": 4}), tmp_path)
+    batch, sizes = run.loader.make(next(run.loader.plan.first(1)))[::-1], list[float]()  # the last is not the largest
     statistics = run.observers["statistics"]
     statistics.before_step(0, batch)
+    run.learner.root.model.blocks[1].register_forward_hook(
+        lambda module, inputs, outputs: sizes.append(
+            math.sqrt(sum(float(x.detach().square().mean()) for x in outputs) / 2)
+        )
+    )
     run.learner.optimization.set_lr(5, scale=1.0)
     run.stepper.forward_backward(batch, draw=0, step=0)
     before = {name: p.detach().clone() for name, p in run.learner.root.named_parameters()}
@@ -49,7 +54,8 @@ def test_norms_ratios_and_zeros_of_the_parts(tmp_path: Path) -> None:
     assert line["grad_nonfinite/text_head"] == 0
     zeros = sum(int((grads[name] == 0).sum()) for name in head) / sum(grads[name].numel() for name in head)
     assert line["grad_zeros/text_head"] == pytest.approx(zeros)
-    assert line["activation_rms/block1"] > 0
+    assert line["activation_rms/block1"] == pytest.approx(max(sizes), rel=1e-5)
+    assert sizes[-1] < max(sizes)
     assert line["attention_logit_max/block0"] > 0
     assert run.throughput.flops_per_token > 6 * sum(p.numel() for p in run.learner.root.model.blocks.parameters()) / 4
 

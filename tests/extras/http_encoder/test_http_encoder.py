@@ -61,6 +61,7 @@ def test_every_sentence_is_asked_for_once_within_the_limits_and_gets_its_vector(
     sent = [text for request in service.requests for text in request["input"] if text not in known]
     assert sorted(sent) == sorted(asked)
     for request in service.requests:
+        assert request.get("encoding_format", "float") == values.get("encoding", "float")
         assert len(request["input"]) <= values.get("batch_rows", 8)
         assert len(request["input"]) == 1 or len("".join(request["input"])) <= values.get("batch_bytes", 1e9)
         assert request.get("dimensions") == (dim if values.get("shorten") else None)

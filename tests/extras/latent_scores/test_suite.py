@@ -1,6 +1,7 @@
 """Metrics of sampled latents against their definitions."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 from scipy.linalg import sqrtm
 from scipy.stats import spearmanr
 from sklearn.metrics.pairwise import cosine_similarity
+from tests.evaluation.suites.conftest import run_of
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.extras.latent_scores import figures
+from mm_ldlm.extras.latent_scores import suite as module
 from mm_ldlm.extras.latent_scores.config import LatentsConfig
 from mm_ldlm.extras.latent_scores.suite import (
     _compared,
@@ -55,6 +58,13 @@ def test_a_collapsed_model_ranks_in_the_middle() -> None:
     real = real + np.arange(4)
     mean = _compared(np.tile(real.mean(axis=0), (9, 1)), real, real, given)
     assert mean["squared_error_fraction"]["value"] == pytest.approx(1), "of the mean of the data, wherever it is"
+
+
+def test_generated_latents_are_compared_with_as_many_real_ones(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, counts = run_of(finished).of("latents"), list[int]()
+    monkeypatch.setattr(module, "frechet_distance", lambda one, other: counts.append(len(one)) or 1.0)
+    module.Latents().evaluate(given)
+    assert counts[-1] == counts[-2] == len(given.samples["unconditional"])
 
 
 @settings(max_examples=10)

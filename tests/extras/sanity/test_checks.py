@@ -57,7 +57,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any, Any, Any], Any]]] = {
         "first loss",
         lambda run, model, adamw: model.text_head.linear.weight.data.normal_(),
     ),
-    "no learning": ("overfit one batch", lambda run, model, adamw: set_rates(run, 0.0)),
+    "hardly any learning": ("overfit one batch", lambda run, model, adamw: set_rates(run, 1e-5)),
 }
 
 

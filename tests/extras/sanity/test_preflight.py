@@ -1,6 +1,7 @@
 """Preflight: all ranks see one table; a machine that cannot execute the run is refused with the remedy."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +34,18 @@ def test_a_batch_with_fewer_examples_than_micro_batches_is_refused(tmp_path: Pat
 
 
 def test_a_dry_step_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    run = task.built(task.spec(batch={"examples": 16}), tmp_path)
+    run = task.built(task.spec(batch={"examples": None, "tokens": 40, "example_multiple": 1}), tmp_path)
     total, tried, full = run.stepper.total, set(), False
 
     def limited(batch: Any, **more: Any) -> torch.Tensor:
-        tried.add(len(batch.examples_B))
+        tried.add(tuple(batch.tokens_BL.shape))
         if full:
             raise torch.OutOfMemoryError
         return total(batch, **more)
 
     run.stepper.total = limited  # type: ignore[method-assign]
     assert checks.dry_step(run).ok
-    assert tried == {16}
+    assert tried == {max(run.loader.plan.shapes(), key=lambda shape: (math.prod(shape), shape[1]))} == {(5, 8)}
     full = True
     assert "accumulation" in checks.dry_step(run).remedy
 

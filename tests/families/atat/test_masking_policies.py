@@ -141,6 +141,8 @@ def test_a_course_leads_from_easy_to_hard_and_emphasises_once_in_all(pace: Pace)
     places = [sum(number * fraction for number, fraction in enumerate(each)) for each in found[WARMUP:]]
     assert (places[0], places[-1]) == (0, 2)
     assert all(before <= after for before, after in itertools.pairwise(places))
+    stages = [course(pace).stage(step) - 1 for step in range(WARMUP, STEPS + 50)]
+    assert places == pytest.approx(stages, abs=0.5), "the stage has the largest part"
 
 
 def test_half_of_the_exponential_course_is_spent_on_hard_tokens_and_a_third_of_the_others() -> None:

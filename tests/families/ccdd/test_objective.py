@@ -1,11 +1,12 @@
 """CCDD: what the model receives in training, in a likelihood and in joint sampling, what the sampler promises, and the rows of states."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.components import random_batch, root_of
 from tests.data.encoders.tiny import WORDS as WORDS_OF_TEXTS
@@ -16,6 +17,8 @@ from torch import Tensor
 from mm_ldlm.core import SamplingError
 from mm_ldlm.data.encoders import REGISTRY, LocalEncoderConfig, load_encoder
 from mm_ldlm.data.encoders.transformer import TransformerEncoder
+from mm_ldlm.data.features import Inputs
+from mm_ldlm.data.store import ShardStore
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import Flow
 from mm_ldlm.families.ccdd import token_states
@@ -159,22 +162,38 @@ def test_it_writes_what_is_open_row_by_row() -> None:
 # -- the store of token states -----------------------------------------------------------------------------------------
 
 
-lengths = st.lists(st.integers(1, 9), min_size=1, max_size=20)
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 12), st.integers(1, 5), st.data())
+def test_the_states_of_records_are_those_of_their_tokens_in_shards_of_whole_records(
+    tmp_path_factory: pytest.TempPathFactory, write_dataset: Any,
+    lengths: list[int], size: int, at_once: int, data: st.DataObject,
+) -> None:  # fmt: skip
+    folder = tmp_path_factory.mktemp("states")
+    texts = [" ".join(f"w{(7 * number + place) % 20}" for place in range(n)) for number, n in enumerate(lengths)]
+    made = write_dataset(folder, texts, ["train"] * len(texts), ids=[str(number) for number in range(len(texts))])
 
+    def states_of(encoder: Any, some: list[str]) -> list[Any]:
+        """The state of a token is its id, its place and the length of its text."""
+        rows = [np.array(row) for row in made.tokenizer.encode(some)]
+        return [(ids, np.stack([ids, np.arange(len(ids)), 0 * ids + len(ids)], 1)) for ids in rows]
 
-@given(lengths, st.data())
-def test_the_rows_of_records_are_those_of_their_tokens(found: list[int], data: st.DataObject) -> None:
-    records = data.draw(st.lists(st.integers(0, len(found) - 1), max_size=8))
-    starts_n = token_states.starts(np.array(found))
-    expected = [sum(found[:record]) + place for record in records for place in range(found[record])]
-    assert token_states.rows_of_tokens(starts_n, np.array(records, np.int64)).tolist() == expected
-    assert starts_n[-1] == sum(found)
-
-
-@given(lengths, st.integers(1, 12))
-def test_shards_divide_the_records_and_are_no_longer_than_asked_or_one_record(found: list[int], size: int) -> None:
+    loaded: Any = TransformerEncoder.__new__(TransformerEncoder)
+    loaded.dim = 3
+    encoder: Any = SimpleNamespace(
+        name="e", fingerprint="f", describe=dict, locate=lambda: encoder, load=lambda _: loaded
+    )
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_states, "states_of", states_of)
         patch.setattr(token_states, "SHARD_TOKENS", size)
-        cuts = token_states._cuts(token_states.starts(np.array(found)))
-    assert [record for first, last in cuts for record in range(first, last)] == list(range(len(found)))
-    assert all(sum(found[first:last]) <= size or last == first + 1 for first, last in cuts)
+        patch.setattr(token_states, "_RECORDS_AT_ONCE", at_once)
+        feature = token_states.TokenStates(token_states.CcddSection(), encoder)
+        feature.make(Inputs(made.records, made.tokens, made.tokenizer, {}), folder / "made")
+    store = ShardStore.open(folder / "made")
+    assert all(shard.rows <= size or shard.rows in lengths for shard in store.manifest.shards)
+    records = data.draw(st.lists(st.integers(0, len(texts) - 1), max_size=8))
+    found_BLd = feature.field(store, made.tokens).batch(np.array(records, np.int64))
+    expected = states_of(encoder, [texts[record] for record in records])
+    assert [row[: lengths[record]].tolist() for row, record in zip(found_BLd, records, strict=True)] == [
+        states_nd.tolist() for _, states_nd in expected
+    ]
+    assert len(store) == sum(lengths)

@@ -20,7 +20,13 @@ from mm_ldlm.data.store import ShardStore
 from mm_ldlm.evaluation.config import EvaluationConfig
 from mm_ldlm.evaluation.suites.base import Evaluation
 from mm_ldlm.families.classification.labels import LabelNames, Labels
-from mm_ldlm.families.classification.suite import Classification, ClassificationSection, labels_of
+from mm_ldlm.families.classification.suite import (
+    Classification,
+    ClassificationEvalConfig,
+    ClassificationSection,
+    labels_of,
+    logistic_regression,
+)
 from mm_ldlm.inference.loading import Parts
 from mm_ldlm.models.base import MODELS, DataShape
 from mm_ldlm.objectives.base import OBJECTIVES
@@ -192,3 +198,6 @@ def test_classes_are_compared_by_name(dataset: Any) -> None:
     rows = sample_rows(dataset.rows("test"), 9, seed=0)
     one, other = (labels_of(dataset, rows, list(names)) for names in (ANSWERS, ANSWERS[::-1]))
     assert one.tolist() == (2 - other).tolist() == (rows % 3).tolist()
+    names, train = ["absent", *ANSWERS], sample_rows(dataset.rows("train"), 54, seed=0)
+    found, _ = logistic_regression(dataset, train, rows, names=names, config=ClassificationEvalConfig(), seed=0)
+    assert found.argmax(axis=1).tolist() == (one + 1).tolist(), "a class without training examples shifts no other"

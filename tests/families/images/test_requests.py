@@ -54,6 +54,10 @@ def test_samples_do_not_depend_on_the_batches_but_on_the_seed(kind: str) -> None
     assert not np.allclose(drawn.pixels, many.draw(ASKED, steps=2, seed=1).pixels)
     written, other = (each.caption(PIXELS, steps=2) for each in (many, one))
     assert written.tokens == other.tokens
+    drawn_lengths = {
+        tuple(map(len, many.caption(PIXELS, steps=1, length="sample", seed=seed).tokens)) for seed in range(4)
+    }
+    assert len(drawn_lengths) > 1
     found = run.traced().images.caption(PIXELS, steps=2)
     assert found.tokens == written.tokens
     if found.traces is None:
