@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest, pearsonr, spearmanr
+from scipy.stats import binomtest
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.bootstrap import (
@@ -19,33 +19,33 @@ from mm_ldlm.evaluation.bootstrap import (
     calibration_error,
     holm,
     mean_of_counts,
-    pearson_of_counts,
     ratio_of_counts,
     reliability,
-    spearman_of_counts,
 )
 
 FEW = Bootstrap(200)
-STATISTICS: dict[str, Callable[[np.ndarray, np.ndarray], Statistic]] = {
-    "spearman": spearman_of_counts, "pearson": pearson_of_counts, "ratio": ratio_of_counts,
-    "mean": lambda x, y: mean_of_counts(x),
-}  # fmt: skip
-DEFINITIONS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "spearman": lambda x, y: spearmanr(x, y).statistic, "pearson": lambda x, y: pearsonr(x, y).statistic,
-    "ratio": lambda x, y: x.sum() / y.sum(), "mean": lambda x, y: x.mean(),
-}  # fmt: skip
 
 
-@given(name=st.sampled_from(sorted(STATISTICS)), items=st.integers(5, 40), seed=st.integers(0, 50))
+@given(name=st.sampled_from(["ratio", "mean"]), items=st.integers(5, 40), seed=st.integers(0, 50))
 def test_a_statistic_of_counts_is_that_of_the_repeated_items(name: str, items: int, seed: int) -> None:
+    if name == "ratio":
+        repeats(ratio_of_counts, lambda x, y: x.sum() / y.sum(), items, seed)
+    else:
+        repeats(lambda x, y: mean_of_counts(x), lambda x, y: x.mean(), items, seed)
+
+
+def repeats(
+    statistic: Callable[[np.ndarray, np.ndarray], Statistic], definition: Callable[..., float], items: int, seed: int
+) -> None:
+    """Compare a statistic of counts with its definition on the items as often as they were drawn."""
     draw = np.random.default_rng(seed)
     x, y = draw.integers(0, 6, items).astype(float), draw.integers(1, 9, items).astype(float)
     counts = next(Bootstrap(8, seed=seed).count_blocks(items))
-    found = STATISTICS[name](x, y)(counts)
+    found = statistic(x, y)(counts)
     for row, value in zip(counts.astype(int), found, strict=True):
         repeated = np.repeat(x, row), np.repeat(y, row)
         if np.ptp(repeated[0]) and np.ptp(repeated[1]):
-            assert value == pytest.approx(DEFINITIONS[name](*repeated), abs=1e-9)
+            assert value == pytest.approx(definition(*repeated), abs=1e-9)
 
 
 @given(items=st.integers(1, 30), replicates=st.integers(20, 60), seed=st.integers(0, 9))
@@ -133,7 +133,7 @@ def test_few_pairs_have_no_verdict(items: int) -> None:
 
 def test_a_statistic_that_is_undefined_on_a_resample_has_no_interval(refuses: Callable[..., Any]) -> None:
     with refuses(EvaluationError):
-        FEW.of(spearman_of_counts(np.array([1.0, 1, 1, 2]), np.arange(4.0)), 4)
+        FEW.of(lambda counts_RN: np.where(counts_RN[:, 3] > 0, 1.0, np.nan), 4)
     with refuses(EvaluationError, "nan"):
         FEW.mean([1.0, float("nan")])
 

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
 from tests.evaluation.report.test_figures import interval, same, shown
+from tests.evaluation.test_bootstrap import repeats
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Bootstrap
+from mm_ldlm.extras.sts.correlations import pearson_of_counts, spearman_of_counts
 from mm_ldlm.extras.sts.sets import StsSet, from_pairs
 from mm_ldlm.extras.sts.suite import correlate, embedder, ratio_to, score_encoder, similarities, sts_scores, tokenised
 
@@ -128,3 +130,9 @@ def test_sts_shows_each_source_of_each_set() -> None:
     assert set(found) == {"encoder", "model", "one-step regression"}
     same(shown(found["encoder"], "x"), [sets["one"]["scores"]["encoder"]["spearman"], sets["two"]["scores"]["encoder"]["spearman"]])  # fmt: skip
     assert list(found["model"].y) == ["two"]
+
+
+@given(rank=st.booleans(), items=st.integers(5, 40), seed=st.integers(0, 50))
+def test_a_correlation_of_counts_is_that_of_the_repeated_items(rank: bool, items: int, seed: int) -> None:
+    statistic, definition = (spearman_of_counts, spearmanr) if rank else (pearson_of_counts, pearsonr)
+    repeats(statistic, lambda x, y: definition(x, y).statistic, items, seed)

@@ -20,8 +20,9 @@ import numpy as np
 import pandas as pd
 
 from mm_ldlm.core import EvaluationError
-from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval, pearson_of_counts, spearman_of_counts
+from mm_ldlm.evaluation.bootstrap import Bootstrap, Interval
 from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite, unit
+from mm_ldlm.extras.sts.correlations import pearson_of_counts, spearman_of_counts
 from mm_ldlm.extras.sts.sets import StsSet, load_sts
 
 Encode = Callable[[Sequence[str]], np.ndarray]
