@@ -114,16 +114,16 @@ class Kinds(Registry):
         name = kind if isinstance(kind, str) else ""
         path = self.known.get(name) or self.external.get(name) or (name if _is_import_path(name) else None)
         if path is None:
-            names = [*self]
             raise ConfigurationError(
-                f"parameter '{at}.kind': expected {with_article(self.what)}, found {show(kind)}.{nearest(kind, names)} "
-                f"Choose from: {', '.join(names)}."
+                f"parameter '{at}.kind': expected {with_article(self.what)}, found {show(kind)}.{nearest(kind, self)} "
+                f"Choose from: {', '.join(self)}."
             )
         found = import_object(path, f"parameter '{at}.kind'")
         if not (isinstance(found, type) and MARK in vars(found)) or inspect.isabstract(found):
+            lacking = "".join(f" without {name}" for name in sorted(getattr(found, "__abstractmethods__", ())))
             raise ConfigurationError(
-                f"parameter '{at}.kind': expected a class made by mm_ldlm.core.config that is not abstract, "
-                f"found {path}. Choose one of the known kinds: {', '.join(self)}."
+                f"parameter '{at}.kind': expected a class made by mm_ldlm.core.config that defines its methods, "
+                f"found {path}{lacking}. Choose one of the known kinds: {', '.join(self)}."
             )
         self.check(found, path, at=f"{at}.kind")
         return found
