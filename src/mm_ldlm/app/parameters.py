@@ -8,6 +8,7 @@ explains what this machine lacks, and `device`.
 import dataclasses
 import glob
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,8 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
                     typed[key] = check(parameters.get(key), SCALARS[key], name=name, error=ConfigurationError)
                 else:
                     section = SECTIONS.load(key)
-                    parser = parse_kind if isinstance(section, Kinds) else parse
+                    inner = [name.removeprefix(f"{key}.") for name in SECTIONS if name.startswith(f"{key}.")]
+                    parser = parse_kind if isinstance(section, Kinds) else partial(parse, others=inner)
                     typed[key] = parser(section, parameters.get(key, {}), at=key)
             except ConfigurationError as error:
                 problems.append(str(error))

@@ -114,6 +114,8 @@ def test_a_set_is_refused_before_a_run_if_a_resample_of_it_may_have_one_score_on
 def test_sets_that_no_evaluation_can_use_are_refused(key: str, value: Any, refuses: Callable[..., Any]) -> None:
     with refuses(ConfigurationError, f"evaluation.sts.{key}"):
         check_parameters(merge(parameters("base"), {"evaluation": {"sts": {key: value}}}))
+    with refuses(ConfigurationError, "evaluation.stts", "'sts'"):
+        check_parameters(merge(parameters("base"), {"evaluation": {"stts": {key: value}}}))
 
 
 def test_sets_and_files_of_sts_have_different_names(refuses: Callable[..., Any]) -> None:
