@@ -109,13 +109,13 @@ def test_a_set_is_refused_before_a_run_if_a_resample_of_it_may_have_one_score_on
         ("sets", [{"format": "stbs", "name": "a", "path": "f"}]),
         ("sets", [{"format": "stsb", "name": "a b", "path": "f"}]),
         ("files", {"a.b": "f"}),
+        ("stes", []),
     ],
 )
 def test_sets_that_no_evaluation_can_use_are_refused(key: str, value: Any, refuses: Callable[..., Any]) -> None:
-    with refuses(ConfigurationError, f"evaluation.sts.{key}"):
-        check_parameters(merge(parameters("base"), {"evaluation": {"sts": {key: value}}}))
-    with refuses(ConfigurationError, "evaluation.stts", "'sts'"):
-        check_parameters(merge(parameters("base"), {"evaluation": {"stts": {key: value}}}))
+    changes = {key: value} if key == "stes" else {"sts": {key: value}}
+    with refuses(ConfigurationError, "evaluation.sts." if "sts" in changes else "Did you mean 'sts'", key):
+        check_parameters(merge(parameters("base"), {"evaluation": changes}))
 
 
 def test_sets_and_files_of_sts_have_different_names(refuses: Callable[..., Any]) -> None:
