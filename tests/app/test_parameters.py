@@ -19,7 +19,7 @@ from tests.environments import ENVIRONMENTS, combined, parameters, paths, sectio
 
 from mm_ldlm.app import parameters as module
 from mm_ldlm.app.config_loader import merge
-from mm_ldlm.app.parameters import SCALARS, SECTIONS, check_machine, check_parameters
+from mm_ldlm.app.parameters import SCALARS, SECTIONS, check_machine, check_parameters, section_of
 from mm_ldlm.core import CheckpointError, ConfigurationError, Kinds, Registry, to_dict
 
 Refuses = Callable[..., Any]
@@ -97,7 +97,7 @@ def test_pitfall_15_every_key_of_every_configuration_is_read_somewhere() -> None
                 ends |= {part for part in parts if part.startswith("_")}
                 starts |= {part for part in parts if part.endswith("_")}
     found: set[type] = set()
-    waiting: list[Any] = [SECTIONS.load(name) for name in SECTIONS.known]
+    waiting: list[Any] = [section_of(name) for name in SECTIONS.known]
     while waiting:
         hint = waiting.pop()
         if isinstance(hint, Kinds):

@@ -53,7 +53,7 @@ def other_weights(value: Any) -> Any:
 def report(inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     import plotly.io
 
-    plots = {name: plotly.io.from_json(json.dumps(inputs[name])) for name in nodes.DATA_PLOTS}
+    plots = {name: plotly.io.from_json(json.dumps(inputs[name])) for name in nodes.data_plots()}
     names = ["metrics", "comparison", "timings", *WRITTEN["metrics"], *WRITTEN["rows"]]
     reports = {name: inputs[name] for name in ("ingestion_report", "validation_report")}
     parameters = {"seed": 0, "ingestion": {"sources": []}, "evaluation": {"bootstrap": {}}, "model": {"kind": "other"}}
@@ -125,6 +125,6 @@ def test_the_report_of_a_chosen_run_shows_what_it_was_trained_with(inputs: dict[
 
 
 def test_a_figure_of_data_that_were_not_made_is_left_out(inputs: dict[str, Any]) -> None:
-    assert 'data-plot="plot_norms"' in report(inputs)[0]
-    inputs["plot_norms"] = {"data": [{"type": "bar", "x": [], "y": []}], "layout": {}}
-    assert 'data-plot="plot_norms"' not in report(inputs)[0]
+    assert 'data-plot="plot_lengths"' in report(inputs)[0]
+    inputs["plot_lengths"] = {"data": [{"type": "bar", "x": [], "y": []}], "layout": {}}
+    assert 'data-plot="plot_lengths"' not in report(inputs)[0]

@@ -6,9 +6,9 @@ explains what this machine lacks, and `device`.
 """
 
 import dataclasses
+import functools
 import glob
 from collections.abc import Collection, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from mm_ldlm.core import (
     Registry,
     Seed,
     check,
+    config,
     foreign_code,
     nearest,
     parse,
@@ -55,6 +56,8 @@ SECTIONS = Registry(
 A section may be absent where all its keys have defaults in code; the sections of families and extras may. Theirs can be
 keys within a section: "evaluation.NAME".
 """
+KEYS = Registry("keys of a section", {}, group="keys")
+"""SECTION.NAME → a subclass of the configuration of a section of the core with the further keys that an extra reads"""
 SCALARS = {"seed": Seed} | dict.fromkeys(("data", "results", "run", "sts", "texts"), str | None)
 """Top-level keys that are plain values. `data` (root of the data folder), `results` (the folder of everything that
 depends on the model), `run` (the path of a run or a checkpoint to sample), `sts` and `texts` (the folders of the files
@@ -99,9 +102,9 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
                     name = f"parameter '{key}'"
                     typed[key] = check(parameters.get(key), SCALARS[key], name=name, error=ConfigurationError)
                 else:
-                    section = SECTIONS.load(key)
+                    section = section_of(key)
                     inner = [name.removeprefix(f"{key}.") for name in SECTIONS if name.startswith(f"{key}.")]
-                    parser = parse_kind if isinstance(section, Kinds) else partial(parse, others=inner)
+                    parser = parse_kind if isinstance(section, Kinds) else functools.partial(parse, others=inner)
                     typed[key] = parser(section, parameters.get(key, {}), at=key)
             except ConfigurationError as error:
                 problems.append(str(error))
@@ -112,6 +115,13 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if contradictions := _contradictions(typed):
         raise ConfigurationError(summarise(contradictions))
     return typed
+
+
+@functools.cache
+def section_of(name: str) -> Any:
+    """Load the configuration of a section, with the keys that extras add to it."""
+    found, added = SECTIONS.load(name), [KEYS.load(each) for each in KEYS if each.partition(".")[0] == name]
+    return config(type(found.__name__, (*added, found), {})) if added else found
 
 
 def _divided(parameters: Mapping[str, Any]) -> dict[str, Any]:

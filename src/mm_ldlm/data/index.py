@@ -56,13 +56,12 @@ def write_index(
             f"expected training examples, found none: {len(records)} records, {int((~valid).sum())} in quarantine, "
             f"splits {splits}. See validation_report for the reasons, and check ingestion.splits."
         )
-    parts = [rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)]
     tables = (
         {
             "id": records.gather("id", part), "split": records.gather("split", part), "row": part,
             "length": tokens.gather("length", part),
         }
-        for part in parts
+        for part in np.split(rows, range(_ROWS, len(rows), _ROWS))
     )  # fmt: skip
     stores = {"records": records, "tokens": tokens, "latents": latents, "quarantine": quarantine}
     return write_store(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Pipeline, node
 
-from mm_ldlm.evaluation.report import DATA_PLOTS
+from mm_ldlm.data.validation.checks import plots as data_plots
 from mm_ldlm.evaluation.report.inputs import ReportInputs, record_of
 from mm_ldlm.evaluation.suites import flat_metrics, suites
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, refuse_other, weights_of
@@ -123,7 +123,7 @@ def write_report(
         parameters=parameters,
         reporting=reporting,
     )
-    shown = {name: inputs[name] for name in DATA_PLOTS if any(len(trace.x) for trace in inputs[name].data)}
+    shown = {name: inputs[name] for name in data_plots() if any(len(trace.x) for trace in inputs[name].data)}
     return page.render(report, plots | shown), plots
 
 
@@ -150,7 +150,7 @@ def create_pipeline() -> Pipeline:
     rows = _named([f"{name}_rows" for name, suite in found.items() if suite.row_columns])
     of_run = _named(["run", "runs"])
     evaluation, reporting = {"evaluation": "params:evaluation"}, {"reporting": "params:reporting"}
-    reports = _named(["ingestion_report", "validation_report", *DATA_PLOTS])
+    reports = _named(["ingestion_report", "validation_report", *data_plots()])
     return Pipeline(
         [
             node(

@@ -14,14 +14,12 @@ from mm_ldlm.data.features import Inputs, fit_all, open_all, planned, sections
 from mm_ldlm.data.index import write_index, write_quarantine
 from mm_ldlm.data.latents.normaliser import Normalisers
 from mm_ldlm.data.store import Manifest, ShardStore
-from mm_ldlm.data.validation.checks import validate
+from mm_ldlm.data.validation.checks import plots, validate
 from mm_ldlm.data.validation.findings import enforce
-from mm_ldlm.evaluation.report import DATA_PLOTS
 from mm_ldlm.evaluation.suites import sections_of_suites, suites
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-    from mm_ldlm.data.validation.findings import ValidationConfig
 
 
 def validate_data(
@@ -30,7 +28,6 @@ def validate_data(
     latents: ShardStore | None,
     features: Path,
     tokenizer: TextTokenizer,
-    validation: ValidationConfig,
     workspace: Path,
     **sections: Any,
 ) -> dict[str, Any]:
@@ -38,23 +35,25 @@ def validate_data(
 
     The report contains failed contracts; `index_valid_examples` raises them after the report was saved.
     """
-    from mm_ldlm.evaluation.report.figures import of_data
+    from mm_ldlm.evaluation.report import figures, theme
 
-    plan, seed = planned(sections), sections["seed"]
+    plan = planned(sections)
     outcome = validate(
         plan,
         Inputs(records, tokens, tokenizer, open_all(plan, latents=latents, folder=features)),
-        encoder=sections["encoder"],
-        config=validation,
+        sections=sections,
         evaluation_sets={
-            name: texts for suite in suites().values() for name, texts in suite.untrained(sections, seed=seed).items()
+            name: texts
+            for suite in suites().values()
+            for name, texts in suite.untrained(sections, seed=sections["seed"]).items()
         },
-        seed=seed,
     )
     return {
         "report": outcome.report,
         "quarantine": write_quarantine(records, outcome.failing, workspace),
-        **of_data(outcome.statistics, tokens.gather("length", slice(None)).to_numpy()),
+        **dict.fromkeys(plots(), theme.chart([], x={}, y={})),
+        "plot_lengths": figures.lengths(tokens.gather("length", slice(None)).to_numpy()),
+        **outcome.figures,
     }
 
 
@@ -118,7 +117,7 @@ def create_pipeline() -> Pipeline:
                 outputs={
                     "report": "validation_report",
                     "quarantine": "quarantine_validation",
-                    **{name: name for name in DATA_PLOTS},
+                    **{name: name for name in plots()},
                 },
                 name="validate_data",
             ),

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import shutil
 import tempfile
@@ -17,7 +18,7 @@ from tests.data.corpus.examples import word_tokenizer
 from tests.data.encoders.tiny import folder_of, plain_modules
 from tests.data.latents import toy
 
-from mm_ldlm.core import ValidationError
+from mm_ldlm.core import Registry, ValidationError
 from mm_ldlm.data.corpus.record import comparison_form
 from mm_ldlm.data.corpus.splits import SPLITS
 from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
@@ -28,8 +29,8 @@ from mm_ldlm.data.latents.normaliser import NormaliserConfig
 from mm_ldlm.data.latents.store import Latents, LatentStore
 from mm_ldlm.data.latents.store import schema as latent_schema
 from mm_ldlm.data.store import ShardStore, write_store
-from mm_ldlm.data.validation import checks, vectors
-from mm_ldlm.data.validation.checks import Outcome
+from mm_ldlm.data.validation import checks
+from mm_ldlm.data.validation.checks import DATA_CHECKS, DataCheck, Outcome, Subject
 from mm_ldlm.data.validation.findings import Finding, ValidationConfig, enforce, plain
 
 WORDS = ("the", "cat", "dog", "sat", "on", "mat", "ran", "red", "blue", "green", "house", "one")
@@ -39,14 +40,22 @@ TEXTS = [f"{WORDS[row // len(WORDS)]} {WORDS[row % len(WORDS)]} the" for row in 
 TOKENIZER = word_tokenizer(*WORDS, max_length=5)
 REUSED = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 Columns = dict[str, list[Any]]
+LIMITS = functools.partial(ValidationConfig, max_quarantine_fraction=1.0)
+NONE = dataclasses.replace(DATA_CHECKS, group="none")
+Fault = tuple[str, str, Callable[[Columns, int], None]]
 
 
 @dataclasses.dataclass
 class Stores:
-    """A folder with the stores `records`, `tokens` and `latents`, and the encoder of the latents."""
+    """A folder with the stores `records`, `tokens` and `latents`, the encoder of the latents, and the limits of all checks.
+
+    Only an extra is tested with the checks of the registry.
+    """
 
     root: Path
     encoder: LocalEncoderConfig
+    limits: Callable[..., ValidationConfig] = LIMITS
+    registered: Registry = NONE
 
     def opened(self, name: str) -> ShardStore:
         return (LatentStore if name == "latents" else ShardStore).open(self.root / name, name)
@@ -68,9 +77,11 @@ class Stores:
 
     def validate(self, inputs: Inputs | None = None, **limits: Any) -> Outcome:
         inputs = inputs or self.inputs()
-        config = ValidationConfig(**{"max_quarantine_fraction": 1.0, "spot_rows": 0, **limits})
+        sections = {"encoder": self.encoder, "validation": self.limits(**limits), "seed": 0}
         plan = {name: Latents(NormaliserConfig()) for name in inputs.features}
-        return checks.validate(plan, inputs, encoder=self.encoder, config=config, evaluation_sets={}, seed=0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(checks, "DATA_CHECKS", self.registered)
+            return checks.validate(plan, inputs, sections=sections, evaluation_sets={})
 
 
 def write_records(folder: Path, rows: list[tuple[str, str, str | None]]) -> ShardStore:
@@ -116,7 +127,7 @@ def stores(pristine: Stores, tmp_path: Path) -> Stores:
 def of_texts(records: ShardStore, sets: dict[str, Any], **limits: Any) -> dict[str, Finding]:
     """Return what the checks of the texts find, by the name of the check."""
     inputs, config = Inputs(records, records, TOKENIZER, {}), ValidationConfig(**limits)
-    subject = checks.Subject({}, inputs, {}, LocalEncoderConfig(), None, config, sets, 0)
+    subject = Subject({}, inputs, {}, None, config, {}, sets)
     return {finding.check: finding for finding in checks.check_texts(subject)}
 
 
@@ -132,23 +143,16 @@ def errors(outcome: Outcome) -> set[str]:
 
 
 @pytest.mark.parametrize("latents", [True, False])
-def test_intact_stores_pass_with_counts_and_the_comparison_with_the_encoder_only(
-    pristine: Stores, latents: bool
-) -> None:
-    outcome = pristine.validate(pristine.inputs(latents=latents), spot_rows=20)
+def test_intact_stores_pass_with_counts(pristine: Stores, latents: bool) -> None:
+    outcome = pristine.validate(pristine.inputs(latents=latents))
     assert outcome.failing == {}
-    assert [finding["severity"] for finding in outcome.report["findings"]] == ["info"] * (1 + latents)
+    assert {finding["severity"] for finding in outcome.report["findings"]} == {"info"}
     assert (outcome.report["passed"], outcome.report["valid"], outcome.report["quarantined"]) == (True, ROWS, 0)
     json.dumps(outcome.report, allow_nan=False)
     enforce(outcome.report)
 
 
-FAULTS: dict[str, tuple[str, str, Callable[[Columns, int], None]]] = {
-    "nan": ("latents", "finite", lambda c, i: c["latent"][i].__setitem__(3, np.nan)),
-    "infinity": ("latents", "finite", lambda c, i: c["latent"][i].__setitem__(0, -np.inf)),
-    "zero": ("latents", "zero", lambda c, i: c["latent"].__setitem__(i, [0.0] * DIM)),
-    "norm": ("latents", "norm", lambda c, i: c["latent"].__setitem__(i, [1e3 + i, *c["latent"][i][1:]])),
-    "short": ("latents", "norm", lambda c, i: c["latent"].__setitem__(i, [x / (1e3 + i) for x in c["latent"][i]])),
+FAULTS: dict[str, Fault] = {
     "outside": ("tokens", "token ids", lambda c, i: c["input_ids"][i].__setitem__(0, TOKENIZER.vocab_size)),
     "negative": ("tokens", "token ids", lambda c, i: c["input_ids"][i].__setitem__(0, -1)),
     "pad": ("tokens", "special tokens", lambda c, i: c["input_ids"][i].__setitem__(1, TOKENIZER.pad_id)),
@@ -169,35 +173,51 @@ def test_exactly_the_damaged_rows_are_quarantined_with_their_reasons(
     pristine: Stores, tmp_path: Path, planted: dict[int, str], window: int
 ) -> None:
     """The stores are read in windows; a row has the same number in each of them."""
-    shutil.rmtree(tmp_path, ignore_errors=True)
-    broken = dataclasses.replace(pristine, root=tmp_path)
-    expected: dict[str, list[int]] = {}
-    for name in ("records", "tokens", "latents"):
-        shutil.copytree(pristine.root / name, tmp_path / name)
-        with broken.changing(name) as columns:
-            for row, fault in sorted(planted.items()):
-                if FAULTS[fault][0] == name:
-                    FAULTS[fault][2](columns, row)
-                    expected.setdefault(FAULTS[fault][1], []).append(row)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checks, "_ROWS", window)
-        outcome = broken.validate(on_norm_outlier="quarantine", on_duplicate_vector="warn")
+        outcome = quarantined(pristine, tmp_path, {row: FAULTS[fault] for row, fault in planted.items()})
+    unusable = {"token ids", "special tokens", "token lengths", "length", "ids"}
+    assert errors(outcome) - {"records"} == unusable & outcome.failing.keys()
+
+
+def quarantined(pristine: Stores, folder: Path, planted: dict[int, Fault], **limits: Any) -> Outcome:
+    """Damage rows of a copy of the stores; exactly these are quarantined."""
+    shutil.rmtree(folder, ignore_errors=True)
+    broken = dataclasses.replace(pristine, root=folder)
+    expected: dict[str, list[int]] = {}
+    for name in ("records", "tokens", "latents"):
+        shutil.copytree(pristine.root / name, folder / name)
+        with broken.changing(name) as columns:
+            for row, (store, check, damage) in sorted(planted.items()):
+                if store == name:
+                    damage(columns, row)
+                    expected.setdefault(check, []).append(row)
+    outcome = broken.validate(**limits)
     found = {check: rows.tolist() for check, rows in outcome.failing.items()}
     assert found == {check: sorted(rows) for check, rows in expected.items()}
     assert outcome.report["quarantined"] == len(planted)
     assert outcome.report["valid"] + outcome.report["quarantined"] == outcome.report["rows"] == ROWS
     for check, rows in found.items():
         assert [finding["count"] for finding in named(outcome, check)] == [len(rows)]
-    unusable = {"token ids", "special tokens", "token lengths", "length", "ids"}
-    assert errors(outcome) - {"records"} == unusable & set(found)
+    return outcome
+
+
+class FirstRows(DataCheck):
+    """A check of another package, which refuses the first rows."""
+
+    def findings(self, subject: Subject) -> Iterator[Finding]:
+        rows = np.arange(4 if subject.config.on_leakage == "remove" else 5)
+        self.statistics = {"rows": len(rows)}
+        yield Finding("warning", "first", "These are zero vectors.", failing=rows)
 
 
 @pytest.mark.parametrize("count", [4, 5])
-def test_a_run_stops_if_too_many_rows_fail(stores: Stores, count: int) -> None:
-    with stores.changing("latents") as columns:
-        columns["latent"][:count] = [[0.0] * DIM] * count
-    outcome = stores.validate(max_quarantine_fraction=4 / ROWS)
-    assert outcome.report["passed"] == (count == 4)
+def test_a_run_stops_if_too_many_rows_fail(pristine: Stores, count: int) -> None:
+    registry = dataclasses.replace(pristine.registered, core={"first": f"{__name__}:FirstRows"})
+    broken = dataclasses.replace(pristine, registered=registry)
+    on_leakage = "remove" if count == 4 else "report"
+    outcome = broken.validate(max_quarantine_fraction=4 / ROWS, on_leakage=on_leakage)
+    assert (outcome.report["passed"], outcome.report["statistics"]) == (count == 4, {"rows": count})
     assert errors(outcome) == ({"quarantine"} if count == 5 else set())
     stopped = [finding for finding in outcome.report["findings"] if finding["check"] == "quarantine"]
     assert all("zero vectors" in finding["message"] for finding in stopped), "the cause is in the message"
@@ -230,7 +250,7 @@ def test_pitfall_25_a_store_of_other_inputs_fails_its_contract(stores: Stores, n
     manifest = stores.opened(name).manifest
     changed = dataclasses.replace(manifest, fingerprints={**manifest.fingerprints, source: "0" * 32})
     changed.write(stores.root / name)
-    outcome = stores.validate(spot_rows=20)
+    outcome = stores.validate()
     assert errors(outcome) == {source}
     assert "0" * 32 in named(outcome, source)[0]["message"]
 
@@ -346,91 +366,3 @@ def test_held_out_texts_with_unknown_words_are_counted_and_many_are_a_warning(
     (finding,) = named(stores.validate(), "unknown words")
     assert (finding["severity"], finding["count"]) == (severity, unknown)
     assert f"{unknown} of 200 held-out texts" in finding["message"]
-
-
-# -- latents -----------------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=25)
-@given(
-    st.integers(1, 60), st.integers(1, 9), st.sampled_from(["float32", "float16"]), st.integers(1, 60),
-    st.integers(0, 2**32 - 1),
-)  # fmt: skip
-def test_the_statistics_are_those_of_numpy_however_the_store_is_divided(
-    count: int, dim: int, dtype: Any, shard_rows: int, seed: int
-) -> None:
-    draw = np.random.default_rng(seed)
-    values = (draw.normal(size=(count, dim)) + 100 * draw.normal(size=dim)).astype(dtype)
-    values[draw.random(count) < 0.2] = values[0]
-    values[draw.random((count, dim)) < 0.02] = np.nan
-    with tempfile.TemporaryDirectory() as folder:
-        columns = {"id": [str(row) for row in range(count)], "latent": list(values)}
-        write_store(folder, [columns], kind="latents", schema=latent_schema(dim, dtype), shard_rows=shard_rows)
-        found = vectors.measure(LatentStore.open(folder), plot_rows=1000, seed=0)
-    finite = np.isfinite(values).all(1)
-    good = values[finite].astype(np.float64)
-    assert np.array_equal(found.finite_n, finite)
-    np.testing.assert_allclose(found.norm_n[finite], np.linalg.norm(good, axis=1), rtol=1e-12)
-    same = found.digest_n[finite, None] == found.digest_n[None, finite]
-    assert np.array_equal(same, (good[:, None] == good[None]).all(-1))
-    if len(good) > 1:
-        np.testing.assert_allclose(found.std_d, good.std(0), rtol=1e-6, atol=1e-6)
-        unit = good / np.linalg.norm(good, axis=1, keepdims=True)
-        cosine = unit @ unit.T - 3 * np.eye(len(good))
-        np.testing.assert_allclose(found.neighbour_cosine, cosine.max(1), atol=1e-5)
-        covariance = np.linalg.eigvalsh(np.cov(good, rowvar=False).reshape(dim, dim))[::-1]
-        np.testing.assert_allclose(found.spectrum_d, covariance.clip(min=0), rtol=1e-6, atol=1e-9 * covariance.sum())
-    json.dumps(found.summary(), allow_nan=False)
-
-
-@pytest.mark.parametrize("most", [6 / ROWS, 5.9 / ROWS])
-@pytest.mark.parametrize("quarantine", [True, False])
-def test_different_texts_with_one_vector(stores: Stores, most: float, quarantine: bool) -> None:
-    with stores.changing("latents") as columns:
-        for row, same in ((8, 2), (30, 2), (39, 3), (40, 3)):
-            columns["latent"][row] = columns["latent"][same]
-    policy = "quarantine" if quarantine else "warn"
-    outcome = stores.validate(max_duplicate_fraction=most, on_duplicate_vector=policy)
-    (finding,) = named(outcome, "duplicate vectors")
-    assert (finding["count"], finding["severity"]) == (6, "warning" if quarantine or most * ROWS >= 6 else "error")
-    assert outcome.failing.get("duplicate vectors", np.empty(0)).tolist() == ([8, 30, 39, 40] if quarantine else [])
-
-
-@pytest.mark.parametrize(("most", "severity"), [(2 / DIM, "warning"), (1.9 / DIM, "error")])
-def test_dimensions_that_do_not_vary(stores: Stores, most: float, severity: str) -> None:
-    with stores.changing("latents") as columns:
-        columns["latent"] = [[0.5, *vector[1:7], 0.25, *vector[8:]] for vector in columns["latent"]]
-    (finding,) = named(stores.validate(max_collapsed_fraction=most), "collapsed dimensions")
-    assert (finding["count"], finding["examples"], finding["severity"]) == (2, ["0", "7"], severity)
-
-
-def test_a_shard_of_another_encoder_drifts_and_differs_from_the_encoder(stores: Stores) -> None:
-    with stores.changing("latents") as columns:
-        columns["latent"][SHARD : 2 * SHARD] = [[-2 * x for x in each] for each in columns["latent"][SHARD : 2 * SHARD]]
-    outcome = stores.validate(spot_rows=ROWS)
-    assert [finding["examples"] for finding in named(outcome, "drift")] == [["part-000001.arrow"]]
-    assert outcome.failing["spot re-encoding"].tolist() == list(range(SHARD, 2 * SHARD))
-    assert "spot re-encoding" in errors(outcome)
-
-
-def test_swapped_vectors_differ_from_the_encoder(stores: Stores) -> None:
-    with stores.changing("latents") as columns:
-        vector = columns["latent"]
-        vector[4], vector[25], vector[9] = vector[25], vector[4], vector[10]
-    outcome = stores.validate(spot_rows=ROWS)
-    assert outcome.failing["spot re-encoding"].tolist() == [4, 9, 25]
-
-
-@given(st.integers(1, 500), st.integers(1, 600), st.integers(0, 9))
-def test_a_sample_is_spread_over_all_rows(rows: int, size: int, seed: int) -> None:
-    found = vectors.spread(rows, size, seed=seed)
-    assert len(found) == min(rows, size)
-    assert 0 <= found[0] <= found[-1] < rows
-    assert np.diff(found, prepend=0, append=rows).max() <= 2 * -(-rows // min(size, rows))
-
-
-@pytest.mark.parametrize("dim", [DIM - 1, DIM + 1])
-def test_vectors_of_another_dimension_fail_their_contract(stores: Stores, dim: int) -> None:
-    with stores.changing("latents", latent_schema(dim, "float32"), dim=dim) as columns:
-        columns["latent"] = [[*vector, 0.5][:dim] for vector in columns["latent"]]
-    assert "dimension" in errors(stores.validate(spot_rows=20))

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.data.validation.vectors import Statistics
 from mm_ldlm.evaluation.report import figures, theme
 
 COUNT = itertools.count(1)
@@ -89,14 +88,9 @@ def test_intervals_without_ends_have_no_bar() -> None:
     assert bars["arrayminus"] == pytest.approx([0, 0.03])
 
 
-@given(st.lists(st.floats(0, 2), max_size=40), st.lists(st.integers(0, 9), min_size=1))
-def test_figures_of_the_data_count_every_row(norms: list[float], lengths: list[int]) -> None:
-    norm_n, ones = np.array([*norms, np.nan]), np.ones(len(norms) + 1)
-    found = Statistics(np.isfinite(norm_n), norm_n, ones, ones, [], ones, 1.0, np.array(norms))
-    drawn = {name: sum(figure.data[0].y) for name, figure in figures.of_data(found, np.array(lengths)).items()}
-    rows = dict.fromkeys(("plot_norms", "plot_neighbours"), len(norms))
-    assert drawn == {**rows, "plot_spectrum": len(ones), "plot_lengths": len(lengths)}
-    assert all(len(each.data[0].x) == 0 for name, each in figures.of_data(None, np.array([1])).items() if name != "plot_lengths")  # fmt: skip
+@given(st.lists(st.integers(0, 9), min_size=1))
+def test_the_lengths_of_the_texts_count_every_text(lengths: list[int]) -> None:
+    assert sum(figures.lengths(np.array(lengths)).data[0].y) == len(lengths)
 
 
 # -- the training log --------------------------------------------------------------------------------------------------

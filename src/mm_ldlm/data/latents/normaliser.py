@@ -276,10 +276,10 @@ def fit(column: FixedColumn, *, rows: npt.NDArray[np.int64], config: NormaliserC
             low, mean_d, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
             std_d = (high - low) / _NORMAL_IQR
         else:
-            mean_d, moments = _moments(_pieces(column, rows), full=config.kind == "whitening")
+            mean_d, squares = moments(_pieces(column, rows), full=config.kind == "whitening")
             if config.kind == "whitening":
-                return _whitening(mean_d, moments / max(count - 1, 1), rows=count, unit_norm=unit_norm)
-            std_d = np.sqrt(moments / max(count - 1, 1))
+                return _whitening(mean_d, squares / max(count - 1, 1), rows=count, unit_norm=unit_norm)
+            std_d = np.sqrt(squares / max(count - 1, 1))
     if config.kind == "one_scale":  # the variance of a dimension is 1 on average; without any variation nothing changes
         scale_d = np.full_like(mean_d, float(np.sqrt(np.square(std_d).mean())) or 1.0)
         return Normaliser(config.kind, mean_d, scale_d, unit_norm, count)
@@ -319,6 +319,17 @@ def calibrated(
         return dataclasses.replace(made, signature=Signature.of(train_nd, held_nd))
 
 
+def spectrum(vectors_nd: npt.NDArray[Any]) -> tuple[Matrix, float]:
+    """Compute the eigenvalues (d,) of the covariance of at least two vectors, largest first, and the effective rank.
+
+    The effective rank is exp of the entropy of the spectrum (Roy & Vetterli 2007).
+    """
+    covariance_dd = np.atleast_2d(np.cov(np.asarray(vectors_nd, np.float64), rowvar=False))
+    values_d = np.linalg.eigvalsh(covariance_dd)[::-1].clip(min=0)
+    fraction = values_d[values_d > 0] / values_d.sum()
+    return values_d, float(np.exp(-(fraction * np.log(fraction)).sum()))
+
+
 def _pieces(column: FixedColumn, rows: npt.NDArray[np.int64]) -> Iterator[Matrix]:
     rows = np.sort(rows)
     for start in range(0, len(rows), _READ_ROWS):
@@ -331,7 +342,7 @@ def _pieces(column: FixedColumn, rows: npt.NDArray[np.int64]) -> Iterator[Matrix
         yield piece
 
 
-def _moments(pieces: Iterator[Matrix], *, full: bool) -> tuple[Matrix, Matrix]:
+def moments(pieces: Iterator[Matrix], *, full: bool) -> tuple[Matrix, Matrix]:
     """Compute mean and sum of squared deviations (or of their outer products) in one pass (Chan et al. 1983)."""
     count = 0
     mean_d: Matrix = np.zeros(1)

@@ -1,32 +1,80 @@
-"""The checks of the stores, the list of all checks, and the report.
+"""The checks of the stores, their interface and registry, and the report.
 
 Findings do not raise errors here: `findings.enforce` raises them after the report is on disk.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_ldlm.core import StoreError, setting
+from mm_ldlm.core import Registry, StoreError, setting
 from mm_ldlm.data.corpus.record import PAIR, comparison_digest, described_by, group_of, meta_value, record_id
 from mm_ldlm.data.corpus.splits import SPLITS
-from mm_ldlm.data.encoders import EncoderConfig
+from mm_ldlm.data.encoders import LocatedEncoder
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.store import ShardStore
-from mm_ldlm.data.validation.findings import MAX_EXAMPLES, NO_ROWS, Finding, ValidationConfig, failing_rows, plain
-from mm_ldlm.data.validation.vectors import Statistics, Subject, check_vectors
+from mm_ldlm.data.validation.findings import MAX_EXAMPLES, NO_ROWS, Finding, failing_rows, plain
 
 _ROWS = 65_536
 _UNKNOWN = ("rows", "rows_with_unknown")
 _AGAIN = "Remove the token store and run the ingestion pipeline again."
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is checked.
+
+    Attributes:
+        plan: the features that objective and model read.
+        stores: records, tokens and the stores of the features, by name.
+        located: the encoder of the latents; None without latents, and the encoder is then not compared.
+        config: the section `validation`, with the keys of extras.
+        sections: all typed sections that validation reads, by name.
+        evaluation_sets: texts by the name of the set, which must not be trained on.
+    """
+
+    plan: Mapping[str, Feature]
+    inputs: Inputs
+    stores: Mapping[str, ShardStore]
+    located: LocatedEncoder | None
+    config: Any
+    sections: Mapping[str, Any]
+    evaluation_sets: Mapping[str, Sequence[str]]
+
+
+class DataCheck(abc.ABC):
+    """A check of the registry, which runs after those of `CHECKS`.
+
+    Attributes:
+        plots: entries of the catalog for its figures, with their captions in the report.
+        statistics, figures: numbers for the report, and figures by name, which `findings` sets.
+    """
+
+    plots: ClassVar[Mapping[str, str]] = {}
+    statistics: Mapping[str, Any] = {}
+    figures: Mapping[str, Any] = {}
+
+    @abc.abstractmethod
+    def findings(self, subject: Subject) -> Iterator[Finding]:
+        """Check the stores."""
+
+
+DATA_CHECKS = Registry("check of data", {}, group="data_checks")
+
+
+def plots() -> dict[str, str]:
+    """Return the captions of the figures of the data, by their entries in the catalog."""
+    own = {"plot_lengths": "Length of the sentences, in tokens."}
+    return own | {key: words for name in DATA_CHECKS for key, words in DATA_CHECKS.load(name).plots.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,31 +84,30 @@ class Outcome:
     Attributes:
         report: plain JSON: passed, rows, valid, quarantined, quarantine, findings, encoder, statistics, fingerprints.
         failing: row numbers by reason; these rows go to quarantine and are left out of the index.
-        statistics: data of the plots.
+        figures: those of the checks, by the names of their plots.
     """
 
     report: dict[str, Any]
     failing: dict[str, npt.NDArray[np.int64]]
-    statistics: Statistics | None
+    figures: dict[str, Any]
 
 
 def validate(
     plan: Mapping[str, Feature],
     inputs: Inputs,
     *,
-    encoder: EncoderConfig,
-    config: ValidationConfig,
+    sections: Mapping[str, Any],
     evaluation_sets: Mapping[str, Sequence[str]],
-    seed: int,
 ) -> Outcome:
     """Check the stores against one another, the tokenizer and the encoder; `inputs` has the stores of all features."""
     latents, located = inputs.features.get("latents"), None
     if latents is not None:
-        located = encoder.locate(expected=latents.manifest.fingerprints.get("encoder"))
+        located = sections["encoder"].locate(expected=latents.manifest.fingerprints.get("encoder"))
     stores = {"records": inputs.records, "tokens": inputs.tokens, **inputs.features}
-    subject = Subject(plan, inputs, stores, encoder, located, config, evaluation_sets, seed)
+    subject = Subject(plan, inputs, stores, located, sections["validation"], sections, evaluation_sets)
+    registered = [DATA_CHECKS.load(name)() for name in DATA_CHECKS]
     found: list[Finding] = []
-    for check in CHECKS:
+    for check in (*CHECKS, *(each.findings for each in registered)):
         found += check(subject)
         if check is check_shards and any(finding.check == "shards" for finding in found):
             break  # the other checks read them
@@ -77,10 +124,11 @@ def validate(
         "quarantine": {check: len(rows) for check, rows in sorted(failing.items())},
         "findings": plain(found),
         "encoder": None if located is None else located.describe(),
-        "statistics": {} if subject.statistics is None else subject.statistics.summary(),
+        "statistics": {key: value for each in registered for key, value in each.statistics.items()},
         "fingerprints": {name: store.manifest.fingerprint for name, store in stores.items()},
     }
-    return Outcome(report, failing, subject.statistics)
+    figures = {name: figure for each in registered for name, figure in each.figures.items()}
+    return Outcome(report, failing, figures)
 
 
 def check_fingerprints(subject: Subject) -> Iterator[Finding]:
@@ -385,6 +433,5 @@ CHECKS: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     check_tokens,
     check_unknown_words,
     check_texts,
-    check_vectors,
 )
 """In an order in which a failure makes later ones pointless"""

@@ -5,7 +5,5 @@ and `page` fills the template. No number is computed here, and all text that
 comes from data is escaped.
 """
 
-DATA_PLOTS = ("plot_lengths", "plot_norms", "plot_spectrum", "plot_neighbours")
-"""Figures of the data (`figures.of_data`), which the pipeline `validation` draws and the report shows"""
 FEW_STEPS = 100
 """A run of fewer steps has learned next to nothing"""

@@ -10,7 +10,6 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from mm_ldlm.data.validation.vectors import Statistics
 from mm_ldlm.evaluation.report import theme
 from mm_ldlm.training.jsonl import number
 
@@ -28,38 +27,10 @@ METRICS = {
 # -- the data ----------------------------------------------------------------------------------------------------------
 
 
-def of_data(statistics: Statistics | None, lengths_n: np.ndarray) -> dict[str, go.Figure]:
-    """Plot the norms, the spectrum and the neighbours of the latents, and the lengths of the texts, by name.
-
-    Figures of latents are empty without statistics.
-    """
-    norms = variances = cosines = np.zeros(0)
-    if statistics is not None:
-        norms, variances = statistics.norm_n[statistics.finite_n], statistics.spectrum_d
-        cosines = statistics.neighbour_cosine
-    texts, directions = np.bincount(lengths_n), np.arange(1, len(variances) + 1)
-    return {
-        "plot_norms": _small("bar", *_binned(norms), x="norm of the encoder's vector", y="texts"),
-        "plot_spectrum": _small("scatter", directions, variances, x="principal direction", y="variance", log=True),
-        "plot_lengths": _small("bar", np.arange(len(texts)), texts, x="tokens of the text", y="texts"),
-        "plot_neighbours": _small("bar", *_binned(cosines), x="cosine to the nearest neighbour", y="texts"),
-    }
-
-
-def _small(kind: str, x_n: np.ndarray, y_n: np.ndarray, *, x: str, y: str, log: bool = False) -> go.Figure:
-    scale = {"type": "log", "tickformat": "~g"} if log else {}
-    return theme.chart([{"type": kind, "x": x_n, "y": y_n}], x={"title": x}, y={"title": y, **scale}, height=280)
-
-
-def _binned(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the centres and the counts of a histogram, so that a figure is small for any number of rows."""
-    if not len(values):
-        return values, values
-    low, high = float(values.min()), float(values.max())
-    if high - low < 1e-6:  # unit vectors: one bar around their norm
-        low, high = low - 1e-3, high + 1e-3
-    counts, edges = np.histogram(values, bins=60, range=(low, high))
-    return (edges[:-1] + edges[1:]) / 2, counts
+def lengths(lengths_n: np.ndarray) -> go.Figure:
+    """Plot the lengths of the texts."""
+    traces = [{"type": "bar", "x": np.arange(lengths_n.max(initial=-1) + 1), "y": np.bincount(lengths_n)}]
+    return theme.chart(traces, x={"title": "tokens of the text"}, y={"title": "texts"}, height=280)
 
 
 # -- inversion ---------------------------------------------------------------------------------------------------------

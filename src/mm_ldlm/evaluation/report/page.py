@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from mm_ldlm.core import duration
+from mm_ldlm.data.validation.checks import plots as data_plots
 from mm_ldlm.evaluation.report.inputs import ReportInputs, trained
 from mm_ldlm.evaluation.suites import headlines, suites
 from mm_ldlm.evaluation.suites.base import Headline
@@ -68,6 +69,7 @@ def render(inputs: ReportInputs, figures: Mapping[str, go.Figure]) -> str:
         spikes=sum(event.get("event") == "spike" for event in events),
         validation=validation_losses(inputs.record.log),
         findings=inputs.validation_report.get("findings", []),
+        data_plots=data_plots(),
     )
 
 

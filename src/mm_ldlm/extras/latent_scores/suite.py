@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from mm_ldlm.data.held_out import sample_rows, split_rows
-from mm_ldlm.data.validation.vectors import spectrum
+from mm_ldlm.data.latents.normaliser import spectrum
 from mm_ldlm.evaluation.bootstrap import weighted_pearson
 from mm_ldlm.evaluation.suites.base import (
     Evaluation,

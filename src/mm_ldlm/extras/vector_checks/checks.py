@@ -1,20 +1,21 @@
-"""Checks of the latents: dimension, numbers, norms, duplicates, drift, and a sample that is encoded again."""
+"""Dimension, numbers, norms, duplicates and drift of the latents, and a sample that is encoded again."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core import setting
-from mm_ldlm.data.encoders import EncoderConfig, LocatedEncoder, no_encoder
-from mm_ldlm.data.features import Feature, Inputs
+from mm_ldlm.core import Fraction, NonNegativeFloat, PositiveFloat, Rows, RowsOrNone, config, setting
+from mm_ldlm.data.encoders import no_encoder
+from mm_ldlm.data.latents.normaliser import moments, spectrum
+from mm_ldlm.data.latents.recognition import unit
 from mm_ldlm.data.store import ShardStore
+from mm_ldlm.data.validation.checks import DataCheck, Subject
 from mm_ldlm.data.validation.findings import MAX_EXAMPLES, NO_ROWS, Finding, ValidationConfig
 
 Floats = npt.NDArray[np.float64]
@@ -22,6 +23,41 @@ Ints = npt.NDArray[np.int64]
 _BLOCK = 8192
 _NEIGHBOUR_QUERIES = 2000
 _AGAIN = "They are left out of the index. Embed these texts separately to find the cause."
+
+
+@config
+class VectorLimits(ValidationConfig):
+    """Limits of the checks of vectors.
+
+    Attributes:
+        norm_tolerance: allowed difference from norm 1 if the encoder normalises; other rows go to quarantine.
+        norm_outlier_iqrs: for other encoders, norms this many interquartile ranges outside the middle half are
+            outliers.
+        on_norm_outlier: "warn" or "quarantine".
+        on_duplicate_vector: reaction to different texts with the same vector: "warn", or "quarantine" for all but the
+            first.
+        max_duplicate_fraction: the contract fails when a larger fraction of rows shares its vector with another row.
+        collapsed_std: a dimension with at most this standard deviation counts as collapsed.
+        max_collapsed_fraction: the contract fails when a larger fraction of the dimensions is collapsed.
+        max_drift: a larger distance of a shard's mean from the shards' median, in total standard deviations, is a
+            warning.
+        spot_rows: number of rows, drawn over all shards, that are encoded again and compared; 0 skips the check.
+        spot_tolerance: largest relative distance of a vector to its re-encoding; null chooses 1e-4 for float32, 3e-3
+            for float16 storage, and 5e-2 for encoders that compute in half precision.
+        plot_rows: number of sampled rows for the spectrum and nearest-neighbour plots.
+    """
+
+    norm_tolerance: PositiveFloat = 1e-3
+    norm_outlier_iqrs: PositiveFloat = 8.0
+    on_norm_outlier: Literal["warn", "quarantine"] = "warn"
+    on_duplicate_vector: Literal["warn", "quarantine"] = "warn"
+    max_duplicate_fraction: Fraction = 0.05
+    collapsed_std: NonNegativeFloat = 1e-6
+    max_collapsed_fraction: Fraction = 0.05
+    max_drift: PositiveFloat = 0.5
+    spot_rows: RowsOrNone = 256
+    spot_tolerance: PositiveFloat | None = None
+    plot_rows: Rows = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,102 +97,74 @@ class Statistics:
         }
 
 
-@dataclasses.dataclass
-class Subject:
-    """What is checked.
-
-    Attributes:
-        plan: the features that objective and model read.
-        stores: records, tokens and the stores of the features, by name.
-        located: the encoder of the latents; None without latents, and the encoder is then not compared.
-        evaluation_sets: texts by the name of the set, which must not be trained on.
-        statistics: of the latents, once they were measured.
-    """
-
-    plan: Mapping[str, Feature]
-    inputs: Inputs
-    stores: Mapping[str, ShardStore]
-    encoder: EncoderConfig
-    located: LocatedEncoder | None
-    config: ValidationConfig
-    evaluation_sets: Mapping[str, Sequence[str]]
-    seed: int
-    statistics: Statistics | None = None
-
-
 def measure(latents: ShardStore, *, plot_rows: int, seed: int) -> Statistics:
     """Compute the statistics, reading every row once."""
-    column = latents.fixed("latent")
-    n, d = len(latents), column.dim
+    column, n = latents.fixed("latent"), len(latents)
     finite_n, norm_n, digest_n = np.zeros(n, bool), np.full(n, np.nan), np.zeros(n, np.int64)
-    squares_d, origin_d = np.zeros(d), None
-    sums: dict[str, tuple[Floats, int]] = {}
-    for number, shard in enumerate(latents.manifest.shards):
-        first, last = latents.bounds(number)
-        sum_d, count = np.zeros(d), 0
+
+    def finite(shard: int) -> Iterator[Floats]:
+        first, last = latents.bounds(shard)
         for start in range(first, last, _BLOCK):
             rows = slice(start, min(start + _BLOCK, last))
-            raw = column.shard(number)[rows.start - first : rows.stop - first]
+            raw = column.shard(shard)[rows.start - first : rows.stop - first]
             finite_n[rows] = np.isfinite(raw).all(1)
             digest_n[rows] = [hash(row.tobytes()) for row in raw]
             block = raw[finite_n[rows]].astype(np.float64)
             norm_n[rows][finite_n[rows]] = np.sqrt(np.einsum("nd,nd->n", block, block))
             if len(block):
-                origin_d = block.mean(0) if origin_d is None else origin_d  # sums near the mean lose fewer digits
-                block = block - origin_d
-                squares_d += np.einsum("nd,nd->d", block, block)
-                sum_d, count = sum_d + block.sum(0), count + len(block)
-        if count:
-            sums[shard.name] = sum_d, count
-    total = max(sum(count for _, count in sums.values()), 1)
-    mean_d = sum((sum_d for sum_d, _ in sums.values()), np.zeros(d)) / total
-    variance_d = np.maximum(squares_d / total - mean_d**2, 0)
-    scale = float(np.sqrt(variance_d.sum())) or 1.0
-    means = {name: sum_d / count for name, (sum_d, count) in sums.items()}
+                yield block
+
+    names = [shard.name for shard in latents.manifest.shards]
+    found = [moments(finite(shard), full=False) for shard in range(len(names))]
+    mean_sd, squares_sd = (np.array([np.zeros(column.dim) + each[part] for each in found]) for part in (0, 1))
+    count_s1 = np.array([[finite_n[slice(*latents.bounds(shard))].sum()] for shard in range(len(names))])
+    total, used_s = max(count_s1.sum(), 1), count_s1[:, 0] > 0
+    mean_d = (count_s1 * mean_sd).sum(0) / total
+    variance_d = (squares_sd + count_s1 * (mean_sd - mean_d) ** 2).sum(0) / total
     # Compared with the median of the shards, because one outlying shard would shift the mean towards itself.
-    middle_d = np.median([*means.values()] or [mean_d], axis=0)
-    drift = [(name, float(np.linalg.norm(each_d - middle_d) / scale)) for name, each_d in means.items()]
+    distance_sd = mean_sd - np.median(mean_sd[used_s] if used_s.any() else mean_sd, axis=0)
+    distance_s = np.linalg.norm(distance_sd, axis=1) / (np.sqrt(variance_d.sum()) or 1.0)
+    drift = [(name, float(each)) for name, each, used in zip(names, distance_s, used_s, strict=True) if used]
     usable = np.flatnonzero(finite_n & (norm_n > 0))
     if len(usable) > plot_rows:
         usable = np.sort(np.random.default_rng(seed).choice(usable, plot_rows, replace=False))
-    sample = column.take(usable).astype(np.float64)
-    values_d, rank = spectrum(sample) if len(sample) > 1 else (np.zeros(0), 0.0)
-    return Statistics(finite_n, norm_n, digest_n, np.sqrt(variance_d), drift, values_d, rank, _neighbours(sample))
+    sample, few = column.take(usable).astype(np.float64), (np.zeros(0), 0.0, np.zeros(0))
+    shown = (*spectrum(sample), _neighbours(sample)) if len(sample) > 1 else few
+    return Statistics(finite_n, norm_n, digest_n, np.sqrt(variance_d), drift, *shown)
 
 
-def check_vectors(subject: Subject) -> Iterator[Finding]:
-    """Check the latents, if there are any: their dimension, then their numbers, then a sample by the encoder."""
-    if (latents := subject.stores.get("latents")) is None or subject.located is None:
-        return
-    dim, config = latents.fixed("latent").dim, subject.config
-    if subject.located.dim not in (None, dim):
-        yield Finding(
-            "error",
-            "dimension",
-            f"the encoder has dimension {subject.located.dim}, but the stored vectors have {dim} dimensions.",
-            "Choose the encoder (and encoder.truncate_dim) of the stored vectors, or embed again.",
-            count=len(latents),
-        )
-        return
-    subject.statistics = measured = measure(latents, plot_rows=config.plot_rows, seed=subject.seed)
-    yield from _numbers(subject, latents, measured)
-    yield from _duplicates(subject, latents, measured)
-    yield from _dimensions(subject, measured)
-    for shard, distance in measured.drift:
-        if distance > config.max_drift:
+class Vectors(DataCheck):
+    """The statistics of the latents, what they show, and a sample that is encoded again."""
+
+    plots: ClassVar = {
+        "plot_norms": "Norms of the encoder's vectors.",
+        "plot_spectrum": "Spectrum of the covariance of the stored latents.",
+        "plot_neighbours": "Cosine to the nearest neighbour.",
+    }
+
+    def findings(self, subject: Subject) -> Iterator[Finding]:
+        """Check the latents, if there are any: their dimension, then their numbers, then a sample by the encoder."""
+        if (latents := subject.stores.get("latents")) is None or subject.located is None:
+            return
+        dim, config = latents.fixed("latent").dim, subject.config
+        if subject.located.dim not in (None, dim):
             yield Finding(
-                "warning",
-                "drift",
-                f"the mean of shard {shard} lies {distance:.2f} standard deviations from the others', more than "
-                f"{config.max_drift:g}.",
-                "Sorted or mixed sources cause this, and so does an encoder that changed during extraction. The spot "
-                "check distinguishes the two.",
-                count=1,
-                examples=[shard],
+                "error",
+                "dimension",
+                f"the encoder has dimension {subject.located.dim}, but the stored vectors have {dim} dimensions.",
+                "Choose the encoder (and encoder.truncate_dim) of the stored vectors, or embed again.",
+                count=len(latents),
             )
-    stored_by = latents.manifest.fingerprints.get("encoder")
-    if config.spot_rows and stored_by == subject.located.fingerprint and len(latents) == len(subject.inputs.records):
-        yield from check_spots(subject, latents)
+            return
+        measured = measure(latents, plot_rows=config.plot_rows, seed=subject.sections["seed"])
+        self.statistics, self.figures = measured.summary(), figures_of(measured)
+        yield from _numbers(subject, latents, measured)
+        yield from _duplicates(subject, latents, measured)
+        yield from _dimensions(subject, measured)
+        yield from _drift(subject, measured)
+        same = latents.manifest.fingerprints.get("encoder") == subject.located.fingerprint
+        if config.spot_rows and same and len(latents) == len(subject.inputs.records):
+            yield from check_spots(subject, latents)
 
 
 def _numbers(subject: Subject, latents: ShardStore, measured: Statistics) -> Iterator[Finding]:
@@ -222,19 +230,34 @@ def _dimensions(subject: Subject, measured: Statistics) -> Iterator[Finding]:
     config, dead = subject.config, np.flatnonzero(measured.std_d <= subject.config.collapsed_std)
     if not len(dead):
         return
-    one_vector = len(np.unique(measured.digest_n[measured.finite_n])) == 1
     yield Finding(
         "error" if len(dead) > config.max_collapsed_fraction * len(measured.std_d) else "warning",
         "collapsed dimensions",
         f"{len(dead)} of {len(measured.std_d)} dimensions do not vary (standard deviation at most "
         f"{config.collapsed_std:g}); at most {100 * config.max_collapsed_fraction:.2f} % may be collapsed.",
         "There is only one vector, which does not vary: give more texts that differ."
-        if one_vector
+        if len(np.unique(measured.digest_n[measured.finite_n])) == 1
         else "The encoder is constant in these dimensions: check its pooling and truncation. The normaliser maps them "
         "to 0.",
         count=len(dead),
         examples=dead,
     )
+
+
+def _drift(subject: Subject, measured: Statistics) -> Iterator[Finding]:
+    """Find shards with another mean."""
+    for shard, distance in measured.drift:
+        if distance > subject.config.max_drift:
+            yield Finding(
+                "warning",
+                "drift",
+                f"the mean of shard {shard} lies {distance:.2f} standard deviations from the others', more than "
+                f"{subject.config.max_drift:g}.",
+                "Sorted or mixed sources cause this, and so does an encoder that changed during extraction. The spot "
+                "check distinguishes the two.",
+                count=1,
+                examples=[shard],
+            )
 
 
 # -- spot check --------------------------------------------------------------------------------------------------------
@@ -246,19 +269,20 @@ def check_spots(subject: Subject, latents: ShardStore) -> Iterator[Finding]:
     Without an encoder that can embed texts, the report says that the check was left out.
     """
     config, records, located = subject.config, subject.inputs.records, subject.located
-    if (reason := no_encoder(subject.encoder)) is not None or located is None:
+    encoder = subject.sections["encoder"]
+    if (reason := no_encoder(encoder)) is not None or located is None:
         yield Finding("info", "spot re-encoding", f"No row was encoded again: {reason}")
         return
-    column, rows = latents.fixed("latent"), spread(len(latents), config.spot_rows, seed=subject.seed)
+    column, rows = latents.fixed("latent"), spread(len(latents), config.spot_rows, seed=subject.sections["seed"])
     stored = column.take(rows).astype(np.float64)
     usable = np.isfinite(stored).all(1)
     rows, stored = rows[usable], stored[usable]
     if not len(rows):
         return
-    again = subject.encoder.load(located).encode(records.gather("text", rows).to_pylist()).astype(np.float64)
+    again = encoder.load(located).encode(records.gather("text", rows).to_pylist()).astype(np.float64)
     distance = np.linalg.norm(again - stored, axis=1) / np.maximum(np.linalg.norm(again, axis=1), 1e-12)
-    exact = 3e-3 if column.dtype == np.float16 else 1e-4
-    tolerance = config.spot_tolerance or (exact if located.dtype == "float32" else 5e-2)
+    rounding = 5e-2 if located.dtype != "float32" else 3e-3 if column.dtype == np.float16 else 1e-4
+    tolerance = config.spot_tolerance or rounding
     bad = np.flatnonzero(distance > tolerance)
     if not len(bad):
         yield Finding(
@@ -269,7 +293,6 @@ def check_spots(subject: Subject, latents: ShardStore) -> Iterator[Finding]:
             count=len(rows),
         )
         return
-    names = latents.gather("id", rows[bad]).to_pylist()
     yield Finding(
         "error",
         "spot re-encoding",
@@ -278,48 +301,63 @@ def check_spots(subject: Subject, latents: ShardStore) -> Iterator[Finding]:
         "The store does not contain this encoder's vectors of these texts. Remove it and run the embedding pipeline "
         "again. If the encoder computes in half precision, set validation.spot_tolerance.",
         count=len(bad),
-        examples=[f"{name} ({distance[i]:.2g})" for name, i in zip(names, bad, strict=True)],
+        examples=[f"{latents.gather('id', rows[[i]])[0]} ({distance[i]:.2g})" for i in bad[:MAX_EXAMPLES]],
         failing=rows[bad],
     )
 
 
 def spread(rows: int, size: int, *, seed: int) -> Ints:
     """Draw row numbers that are spread evenly over all rows, and therefore over the shards."""
-    random = np.random.default_rng(seed)
     edges = np.linspace(0, rows, min(size, rows) + 1).astype(np.int64)
-    return np.unique([int(random.integers(low, max(high, low + 1))) for low, high in itertools.pairwise(edges)])
+    return np.random.default_rng(seed).integers(edges[:-1], edges[1:])
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
-def spectrum(vectors_nd: npt.NDArray[Any]) -> tuple[Floats, float]:
-    """Compute the eigenvalues (d,) of the covariance of at least two vectors, largest first, and the effective rank.
-
-    The effective rank is exp of the entropy of the spectrum (Roy & Vetterli 2007).
-    """
-    covariance_dd = np.atleast_2d(np.cov(np.asarray(vectors_nd, np.float64), rowvar=False))
-    values_d = np.linalg.eigvalsh(covariance_dd)[::-1].clip(min=0)
-    fraction = values_d[values_d > 0] / values_d.sum()
-    return values_d, float(np.exp(-(fraction * np.log(fraction)).sum()))
-
-
 def _neighbours(sample: Floats) -> Floats:
-    if len(sample) < 2:
-        return np.zeros(0)
-    unit = (sample / np.linalg.norm(sample, axis=1, keepdims=True)).astype(np.float32)
-    step = max(1, len(unit) // _NEIGHBOUR_QUERIES)
-    found = []
-    for start in range(0, len(unit), 256 * step):
-        queries = np.arange(start, min(start + 256 * step, len(unit)), step)
-        cosine = unit[queries] @ unit.T
-        cosine[np.arange(len(queries)), queries] = -1
-        found.append(cosine.max(1))
-    return np.concatenate(found).astype(np.float64)
+    """Compute the cosine of some vectors to the nearest other one: the largest but that to themselves."""
+    unit_nd = unit(sample).astype(np.float32)
+    step = max(1, len(unit_nd) // _NEIGHBOUR_QUERIES)
+    blocks = np.split(unit_nd[::step], range(256, len(unit_nd[::step]), 256))
+    return np.concatenate([np.partition(block @ unit_nd.T, -2)[:, -2] for block in blocks]).astype(np.float64)
 
 
 def _quantiles(values: Floats) -> dict[str, float]:
+    points = np.quantile(values, [0, 0.01, 0.5, 0.99, 1]).tolist() if len(values) else []
+    return dict(zip(("min", "p01", "median", "p99", "max"), points, strict=False))
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def figures_of(found: Statistics) -> dict[str, Any]:
+    """Plot the norms, the spectrum and the neighbours of vectors, by name."""
+    norms_n, directions_d = found.norm_n[found.finite_n], np.arange(1, len(found.spectrum_d) + 1)
+    return {
+        "plot_norms": _small("bar", *_binned(norms_n), x="norm of the encoder's vector", y="texts"),
+        "plot_spectrum": _small(
+            "scatter", directions_d, found.spectrum_d, x="principal direction", y="variance", log=True
+        ),
+        "plot_neighbours": _small(
+            "bar", *_binned(found.neighbour_cosine), x="cosine to the nearest neighbour", y="texts"
+        ),
+    }
+
+
+def _small(kind: str, x_n: np.ndarray, y_n: np.ndarray, *, x: str, y: str, log: bool = False) -> Any:
+    from mm_ldlm.evaluation.report import theme
+
+    scale = {"type": "log", "tickformat": "~g"} if log else {}
+    return theme.chart([{"type": kind, "x": x_n, "y": y_n}], x={"title": x}, y={"title": y, **scale}, height=280)
+
+
+def _binned(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the centres and the counts of a histogram, so that a figure is small for any number of rows."""
     if not len(values):
-        return {}
-    points = np.quantile(values, [0, 0.01, 0.5, 0.99, 1])
-    return dict(zip(("min", "p01", "median", "p99", "max"), (float(point) for point in points), strict=True))
+        return values, values
+    low, high = float(values.min()), float(values.max())
+    if high - low < 1e-6:  # unit vectors: one bar around their norm
+        low, high = low - 1e-3, high + 1e-3
+    counts, edges = np.histogram(values, bins=60, range=(low, high))
+    return (edges[:-1] + edges[1:]) / 2, counts
