@@ -120,7 +120,8 @@ class Kinds(Registry):
             )
         found = import_object(path, f"parameter '{at}.kind'")
         if not (isinstance(found, type) and MARK in vars(found)) or inspect.isabstract(found):
-            lacking = "".join(f" without {name}" for name in sorted(getattr(found, "__abstractmethods__", ())))
+            names = vars(found).get("__abstractmethods__", ()) if inspect.isabstract(found) else ()
+            lacking = "".join(f" without {name}" for name in sorted(names))
             raise ConfigurationError(
                 f"parameter '{at}.kind': expected a class made by mm_ldlm.core.config that defines its methods, "
                 f"found {path}{lacking}. Choose one of the known kinds: {', '.join(self)}."
