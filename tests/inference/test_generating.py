@@ -90,7 +90,7 @@ def test_search_infilling_editing_and_interpolation_agree(learned: MMLDLM) -> No
     calls=st.integers(1, 60), samples=st.integers(1, 3), keep=st.sampled_from(["best", "all"]),
     sampler=st.sampled_from([
         text_sampler("confidence", steps=2, temperature=0.0), text_sampler("ancestral", steps=5, guidance=1.5),
-        text_sampler("threshold", steps=3), text_sampler("ddpm_cache", steps=2, timestep="mask_ratio"),
+        text_sampler("threshold", steps=3), text_sampler("ddpm_cache", steps=2),
         text_sampler("blocks", block_length=5, inner={"kind": "random", "steps": 2}),
     ]),
     how=st.sampled_from([{}, {"length": 9}, {"length": "sample"}, {"search": {"candidates": 2, "rounds": 3}}]),

@@ -9,6 +9,7 @@ from tests.sampling.toys import PAD, canvas, on, rows
 from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.schedules import CosineLatents
 from mm_ldlm.sampling import joint
+from mm_ldlm.sampling.gaussian import LatentDenoiser
 from mm_ldlm.sampling.logit_filters import Draw
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
@@ -26,7 +27,7 @@ def denoiser(received=None, self_condition=False):
         logits[..., 1] = z[:, :1] * 5
         return logits[asked], x0
 
-    return joint.JointDenoiser(
+    return LatentDenoiser(
         predict=predict,
         schedule=CosineLatents().build(),
         parameterisation="x0",

@@ -29,7 +29,7 @@ class DiTOptions(ModulatedOptions):
 
     Attributes:
         time_conditioning: if false, the model receives t = 0 at every timestep, so that its output does not depend on
-            the timestep, as the sampler `ddpm_cache` with `timestep: schedule` needs.
+            the timestep.
         time_factor: factor of the timestep in its sinusoidal embedding. Some older models were trained with 1, with
             which the model can hardly distinguish timesteps.
         time_schedule: if given, the model receives σ = −log α_t of this schedule in place of t, as models of SEDD

@@ -19,7 +19,7 @@ from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.generation import DenoiserGeneration
 from mm_ldlm.sampling.denoising import Canvas, Logits, TextDenoiser, TextSample
 from mm_ldlm.sampling.gaussian import LatentDenoiser, LatentSample, Predict
-from mm_ldlm.sampling.joint import JointDenoiser, together
+from mm_ldlm.sampling.joint import together
 
 
 class ModalityGeneration(DenoiserGeneration):
@@ -117,7 +117,7 @@ class ModalityGeneration(DenoiserGeneration):
 
         return predict
 
-    def _joint_denoiser(self) -> JointDenoiser:
+    def _joint_denoiser(self) -> LatentDenoiser:
         def predict(
             tokens_BL: Tensor, z_Bd: Tensor, t_B: Tensor, asked_BL: Tensor, x0_Bd: Tensor | None
         ) -> tuple[Tensor, Tensor]:
@@ -133,7 +133,7 @@ class ModalityGeneration(DenoiserGeneration):
             )
             return out.logits, out.latent_Bd
 
-        return JointDenoiser(
+        return LatentDenoiser(
             predict=predict,
             schedule=self.modality.schedule,
             parameterisation=self.modality.parameterisation,

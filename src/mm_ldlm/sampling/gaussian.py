@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -34,7 +34,8 @@ Predict = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 class LatentDenoiser:
     """Interface of a model for latent samplers: its prediction, parameterisation and schedule."""
 
-    predict: Predict
+    predict: Any
+    """`Predict`, or `joint.PredictBoth` for the joint sampler"""
     parameterisation: Parameterisation
     schedule: GaussianSchedule
     unconditional: Predict | None = None
@@ -148,37 +149,12 @@ def ddim_step(
     return x_Bd + sigma * fresh() if sigma > 0 else x_Bd
 
 
-def descend(
-    x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator, *, eta: float
-) -> Tensor:  # fmt: skip
-    """Take `ddim_step` from each point to the next."""
-    for step, (now, then) in enumerate(pairwise(points)):
-        x0_Bd, eps_Bd = estimate(x_Bd, now)
-        fresh = partial(generator.fork(f"step {step}").normal, x_Bd.shape[1], dtype=x_Bd.dtype)
-        x_Bd = ddim_step(x0_Bd, eps_Bd, now, then, eta=eta, fresh=fresh)
-    return x_Bd
-
-
 # -- the samplers ------------------------------------------------------------------------------------------------------
-
-
-class LatentSampler(Protocol):
-    """Interface of latent samplers: a configuration with the method `sample`."""
-
-    kind: str
-    draws: int
-    """Number K of samples for each latent"""
-
-    def sample(self, denoise: LatentDenoiser, *, dim: int, generator: RowGenerator) -> LatentSample:
-        """Draw a standardised latent of `dim` dimensions for each row of `generator`."""
-
-    def override(self, *, steps: int | None = None, draws: int | None = None) -> Self:
-        """Copy the sampler, replacing the settings that are not None."""
 
 
 @config
 class GridSampler(Overridable, ABC):
-    """Base of the latent samplers: steps along a grid of times from `t_max` to 0.
+    """Base and interface of the latent samplers: steps along a grid of times from `t_max` to 0.
 
     Attributes:
         steps: number of steps of the grid.
@@ -217,7 +193,23 @@ class GridSampler(Overridable, ABC):
 
 
 @config
-class DdimConfig(GridSampler):
+class DdpmConfig(GridSampler):
+    """DDPM: draws from q(x_s | x_t, x0) at each step (arXiv:2006.11239, eq. 7), which is DDIM at η = 1."""
+
+    kind: str = "ddpm"
+    eta: ClassVar[float] = 1.0
+
+    def solve(self, x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
+        """Take `ddim_step` down the grid."""
+        for step, (now, then) in enumerate(pairwise(points)):
+            x0_Bd, eps_Bd = estimate(x_Bd, now)
+            fresh = partial(generator.fork(f"step {step}").normal, x_Bd.shape[1], dtype=x_Bd.dtype)
+            x_Bd = ddim_step(x0_Bd, eps_Bd, now, then, eta=self.eta, fresh=fresh)
+        return x_Bd
+
+
+@config
+class DdimConfig(DdpmConfig):
     """DDIM sampler (arXiv:2010.02502). With the true ε it returns x_0 exactly.
 
     Attributes:
@@ -225,31 +217,12 @@ class DdimConfig(GridSampler):
     """
 
     kind: str = "ddim"
-    eta: Fraction = 0.0
-
-    def solve(self, x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
-        """Take `ddim_step` down the grid."""
-        return descend(x_Bd, points, estimate, generator, eta=self.eta)
+    eta: Fraction = 0.0  # type: ignore[misc]
 
 
 @config
-class DdpmConfig(GridSampler):
-    """DDPM: draws from q(x_s | x_t, x0) at each step (arXiv:2006.11239, eq. 7), which is DDIM at η = 1."""
-
-    kind: str = "ddpm"
-
-    def solve(self, x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
-        """Take posterior steps down the grid."""
-        return descend(x_Bd, points, estimate, generator, eta=1.0)
-
-
-@config
-class OneStepConfig(GridSampler):
-    """One-step estimate of x0 by a single model call: the regression baseline for samplers."""
+class OneStepConfig(DdpmConfig):
+    """One-step estimate of x0 by a single model call, a step to time 0: the regression baseline for samplers."""
 
     kind: str = "one_step"
     steps: Literal[1] = 1
-
-    def solve(self, x_Bd: Tensor, points: list[Point], estimate: Estimator, generator: RowGenerator) -> Tensor:
-        """Estimate x0 at the first point."""
-        return estimate(x_Bd, points[0])[0]

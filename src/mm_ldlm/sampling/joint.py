@@ -5,7 +5,6 @@ The orders `text_first` and `latent_first` sample one modality unconditionally a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -35,9 +34,8 @@ def refuse_samplers(order: JointOrder, text: Any, latent: Any) -> None:
     )
     if order != "together":
         return
-    both = getattr(latent, "steps", None)
-    expected = {"kind": ("ancestral", "ddim"), "steps": (both, both), "guidance": (1.0, 1.0)}
-    for key, values in expected.items():  # the kind first: other kinds need not have the other keys
+    expected = {"kind": ("ancestral", "ddim"), "steps": (latent.steps, latent.steps), "guidance": (1.0, 1.0)}
+    for key, values in expected.items():  # the kind first: other text samplers need not have the other keys
         for name, sampler, value in zip(("text", "latent"), (text, latent), values, strict=True):
             found = getattr(sampler, key)
             refuse_if(
@@ -49,20 +47,13 @@ def refuse_samplers(order: JointOrder, text: Any, latent: Any) -> None:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class JointDenoiser(LatentDenoiser):
-    """Interface of a model for the joint sampler: as for latent samplers, with predictions of text and latent."""
-
-    predict: PredictBoth  # type: ignore[assignment]
-
-
 def together(canvas: Canvas, *, dim: int, draw: Draw, latent: DdimConfig) -> tuple[TextSample, LatentSample]:
     """Take ancestral steps in the text and DDIM steps in the latent, with one model call per step.
 
-    Both have the same time, which falls from `latent.t_max`. The denoiser of the canvas is a `JointDenoiser`, each call
-    of which predicts both. Guidance does not apply, because there is no condition to drop.
+    Both have the same time, which falls from `latent.t_max`. The denoiser of the canvas is a `LatentDenoiser`, each
+    call of which predicts both (`PredictBoth`). Guidance does not apply, because there is no condition to drop.
     """
-    denoise: JointDenoiser = canvas.denoise
+    denoise: LatentDenoiser = canvas.denoise
     process, generator = canvas.diffusion, canvas.generator
     points = grid(denoise.schedule, steps=latent.steps, t_max=latent.t_max, device=generator.device)
     z_Bd = points[0].std * generator.fork("latent").normal(dim)

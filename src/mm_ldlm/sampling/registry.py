@@ -5,7 +5,7 @@ from typing import Any
 from mm_ldlm.core import Kinds, parse_kind
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.sampling.base import TextSampler
-from mm_ldlm.sampling.gaussian import LatentSampler
+from mm_ldlm.sampling.gaussian import GridSampler
 
 TEXT_SAMPLERS = Kinds(
     what="text sampler",
@@ -28,7 +28,7 @@ LATENT_SAMPLERS = Kinds(
         "one_step": "mm_ldlm.sampling.gaussian:OneStepConfig",
     },
     group="latent_samplers",
-    interface=LatentSampler,
+    interface=GridSampler,
 )
 
 

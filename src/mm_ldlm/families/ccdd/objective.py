@@ -34,9 +34,9 @@ from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
 from mm_ldlm.objectives.text_loss import by_time, corrupt, length_loss, text_losses
 from mm_ldlm.sampling.base import DiffusionSampler, unfit
 from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample
-from mm_ldlm.sampling.gaussian import DdimConfig
+from mm_ldlm.sampling.gaussian import DdimConfig, LatentDenoiser
 from mm_ldlm.sampling.guidance import guide_prediction, no_condition
-from mm_ldlm.sampling.joint import JointDenoiser, together
+from mm_ldlm.sampling.joint import together
 from mm_ldlm.sampling.registry import text_sampler
 
 
@@ -92,7 +92,7 @@ class JointStatesConfig(DiffusionSampler):
                 logits_MV = guide_prediction(logits_MV.float(), dropped_MV.float(), scale=self.guidance)
             return logits_MV, found_BLd.flatten(1)
 
-        joint = JointDenoiser(predict=predict, schedule=denoise.schedule, parameterisation="x0")
+        joint = LatentDenoiser(predict=predict, schedule=denoise.schedule, parameterisation="x0")
         # The numbers of the counter-based generator at one position do not depend on L, so that the states of a text do
         # not depend on the padding of its batch.
         text, _ = together(
