@@ -28,9 +28,12 @@ POINTS: dict[str, dict[str, Any]] = {
     "confidence, 4 steps": {"kind": "confidence", "steps": 4, "temperature": 0.0},
     "confidence, 8 steps": {"kind": "confidence", "steps": 8, "temperature": 0.0},
     "confidence, 4 steps, cosine": {"kind": "confidence", "steps": 4, "temperature": 0.0, "counts": "cosine"},
+    "margin, 4 steps": {"kind": "margin", "steps": 4, "temperature": 0.0},
     "entropy, 4 steps": {"kind": "entropy", "steps": 4, "temperature": 0.0},
     "threshold 0.9": {"kind": "threshold", "steps": 32, "temperature": 0.0},
     "threshold 0.7": {"kind": "threshold", "steps": 32, "temperature": 0.0, "threshold": 0.7},
+    "entropy bound 0.1": {"kind": "entropy_bounded", "steps": 32, "temperature": 0.0},
+    "entropy bound 1.0": {"kind": "entropy_bounded", "steps": 32, "temperature": 0.0, "entropy_bound": 1.0},
     "blocks of 8, 4 steps": {
         "kind": "blocks",
         "block_length": 8,

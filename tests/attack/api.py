@@ -45,7 +45,7 @@ COUNTS: tuple[Any, ...] = (
 SAMPLERS: tuple[Any, ...] = (
     None, "confidence", "ancestral", "nonsense", "", 3, True, {}, {"kind": None}, {"kind": "os:abort"}, dict,
     {"kind": "no.such.module:X"}, {"kind": "a" * 5000}, {"kind": "\ud800"}, {1: 2}, ["confidence"], object(),
-    *contributed("text_samplers"), "ddpm_cache", "entropy", "ddim", "ddpm", "one_step",
+    *contributed("text_samplers"), "ddpm_cache", "entropy", "ddim", "heun", "dpmpp_2m", "one_step",
     *({"kind": "confidence", name: value} for name, value in (
         ("steps", 0), ("steps", 10**9), ("steps", 2.5), ("temperature", 1e30), ("temperature", 1e-30),
         ("temperature", "x"), ("guidance", 1e30), ("nothing", 1), ("top_p", 0), ("top_k", 0),

@@ -124,20 +124,29 @@ def top_by_row(score_BL: Tensor, count_B: Tensor) -> Tensor:
 
 
 @config
-class ThresholdConfig(UnmaskingSampler):
-    """Keep every drawn token of probability above `threshold`, and always the most probable one (arXiv:2505.22618).
+class AdaptiveSampler(UnmaskingSampler):
+    """Base of the samplers that keep as many tokens as are certain; the last step keeps all."""
 
-    The last step keeps all.
-    """
+    @abstractmethod
+    def certain(self, prediction: Prediction) -> Tensor:
+        """Select the confident tokens (B, L), at least one in each evaluated text."""
+
+    def write(self, canvas: Canvas) -> TextSample:
+        def keep(state: State, prediction: Prediction) -> Tensor:
+            return prediction.evaluated if state.last else self.certain(prediction)
+
+        return denoising_loop(canvas, self, timestep="mask_ratio", keep=keep)
+
+
+@config
+class ThresholdConfig(AdaptiveSampler):
+    """Keep every drawn token of probability above `threshold`, and always the most probable one (arXiv:2505.22618)."""
 
     kind: str = "threshold"
     threshold: Fraction = 0.9
 
-    def write(self, canvas: Canvas) -> TextSample:
-        def keep(state: State, prediction: Prediction) -> Tensor:
-            log_prob_BL = prediction.log_prob
-            above_BL = log_prob_BL > math.log(max(self.threshold, 1e-300))
-            kept_BL = above_BL | top_by_row(log_prob_BL, torch.ones_like(log_prob_BL[:, 0]))
-            return prediction.evaluated if state.last else kept_BL
-
-        return denoising_loop(canvas, self, timestep="mask_ratio", keep=keep)
+    def certain(self, prediction: Prediction) -> Tensor:
+        """Select the tokens above the threshold and the most probable one."""
+        log_prob_BL = prediction.log_prob
+        above_BL = log_prob_BL > math.log(max(self.threshold, 1e-300))
+        return above_BL | top_by_row(log_prob_BL, torch.ones_like(log_prob_BL[:, 0]))
