@@ -153,7 +153,10 @@ class ProjectHooks:
         launches = any("training_spec" in node.inputs for node in pipeline.nodes)
         embeds = "embedding" in read and from_encoder(objective=typed["objective"], model=typed["model"])
         only_plans = "training_spec" in pipeline.all_outputs() and not launches
-        unused = {name for name, used in (("training", not only_plans), ("encoder", embeds)) if not used}
+        # Validation reads only the texts of `evaluation`, which must not be trained on.
+        evaluates = any("params:evaluation" in node.inputs for node in pipeline.nodes if "validation" not in node.tags)
+        used = {"training": not only_plans, "encoder": embeds, "evaluation": evaluates}
+        unused = {name for name in used if not used[name]}
         check_machine(typed, read=read, unused=unused)
         if "training" in read:
             refuse_missing_origin(typed["training"], runs=Path(self._entries["runs"]["filepath"]))

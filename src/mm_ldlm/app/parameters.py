@@ -53,11 +53,10 @@ SECTIONS = Registry(
 )
 """Top-level key → the configuration that its mapping becomes, or the kinds that its key `kind` chooses from.
 
-A section may be absent where all its keys have defaults in code; the sections of families and extras may. Theirs can be
-keys within a section: "evaluation.NAME".
+A section may be absent where all its keys have defaults in code; the sections of families and extras may.
 """
 KEYS = Registry("keys of a section", {}, group="keys")
-"""SECTION.NAME → a subclass of the configuration of a section of the core with the further keys that an extra reads"""
+"""SECTION.NAME → a configuration of further keys of a section of the core, which an extra reads"""
 SCALARS = {"seed": Seed} | dict.fromkeys(("data", "results", "run", "sts", "texts"), str | None)
 """Top-level keys that are plain values. `data` (root of the data folder), `results` (the folder of everything that
 depends on the model), `run` (the path of a run or a checkpoint to sample), `sts` and `texts` (the folders of the files
@@ -86,10 +85,9 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
             and from the third on by the path only.
     """
     refuse_unwritable(parameters, at="")
-    parameters, known = _divided(parameters), [*SECTIONS, *SCALARS]
-    outer = [name for name in known if "." not in name]
+    known = [*SECTIONS, *SCALARS]
     problems = [
-        f"parameter '{key}' is not known.{nearest(key, outer)} Valid keys: {', '.join(outer)}."
+        f"parameter '{key}' is not known.{nearest(key, known)} Valid keys: {', '.join(known)}."
         for key in parameters
         if key not in known
     ]
@@ -103,8 +101,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
                     typed[key] = check(parameters.get(key), SCALARS[key], name=name, error=ConfigurationError)
                 else:
                     section = section_of(key)
-                    inner = [name.removeprefix(f"{key}.") for name in SECTIONS if name.startswith(f"{key}.")]
-                    parser = parse_kind if isinstance(section, Kinds) else functools.partial(parse, others=inner)
+                    parser = parse_kind if isinstance(section, Kinds) else parse
                     typed[key] = parser(section, parameters.get(key, {}), at=key)
             except ConfigurationError as error:
                 problems.append(str(error))
@@ -122,17 +119,6 @@ def section_of(name: str) -> Any:
     """Load the configuration of a section, with the keys that extras add to it."""
     found, added = SECTIONS.load(name), [KEYS.load(each) for each in KEYS if each.partition(".")[0] == name]
     return config(type(found.__name__, (*added, found), {})) if added else found
-
-
-def _divided(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Move the sections within others, such as "evaluation.NAME", to the top level."""
-    found = dict(parameters)
-    for name in SECTIONS:
-        outer, _, key = name.rpartition(".")
-        if isinstance(found.get(outer), Mapping) and key in found[outer]:
-            found[name] = found[outer][key]
-            found[outer] = {other: value for other, value in found[outer].items() if other != key}
-    return found
 
 
 def _of_run(path: str, typed: Mapping[str, Any]) -> dict[str, Any]:

@@ -112,11 +112,10 @@ def _in_own_words(construct: Any) -> Any:
     return __init__
 
 
-def parse(cls: type[T], value: Any, *, at: str, others: Iterable[str] = ()) -> T:
+def parse(cls: type[T], value: Any, *, at: str) -> T:
     """Build `cls` from a mapping; return an instance of it unchanged.
 
     `at` is the parameter's full path ("training", "ingestion.sources"), which precedes the key in every message.
-    `others` are keys at the same place that belong to other classes.
 
     Raises:
         ConfigurationError: a key is unknown, missing or invalid, or the class comes from another package and fails. The
@@ -133,7 +132,7 @@ def parse(cls: type[T], value: Any, *, at: str, others: Iterable[str] = ()) -> T
         f"parameter '{at}': {made} cannot be made ({reason}). Correct its class."
     )):  # fmt: skip
         hints = _hints(cast(Any, cls))
-        problems: dict[Any, str] = _misnamed(cls, value, at=at, others=others)
+        problems: dict[Any, str] = _misnamed(cls, value, at=at)
         for key in [name for name in value if name in hints]:
             try:
                 given[key] = _resolve(hints[key], value[key], path_of(at, key))
@@ -306,13 +305,12 @@ def _refuse_text(text: str, where: str) -> None:
         )
 
 
-def _misnamed(cls: Any, given: Mapping[str, Any], *, at: str, others: Iterable[str] = ()) -> dict[Any, str]:
+def _misnamed(cls: Any, given: Mapping[str, Any], *, at: str) -> dict[Any, str]:
     """Refuse the keys that a configuration does not have, and those that it lacks."""
     known = {field.name: field for field in dataclasses.fields(cls) if field.init}
-    names = [*known, *others]
-    valid = f"Valid keys: {', '.join(names)}."
+    valid = f"Valid keys: {', '.join(known)}."
     lines = {
-        key: f"parameter '{escape(path_of(at, key))}' is not known.{nearest(key, names)} {valid}"
+        key: f"parameter '{escape(path_of(at, key))}' is not known.{nearest(key, known)} {valid}"
         for key in given
         if key not in known
     }

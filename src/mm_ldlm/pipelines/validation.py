@@ -108,7 +108,7 @@ def create_pipeline() -> Pipeline:
                     **stores,
                     "tokenizer": "tokenizer_files",
                     "validation": "params:validation",
-                    **{name: f"params:{name}" for name in sections_of_suites()},
+                    **{name: f"params:{name}" for name in ("evaluation", *sections_of_suites())},
                     "workspace": "params:quarantine_validation_workspace",
                     **parameters,
                     "encoder": "params:encoder",

@@ -14,7 +14,7 @@ from tests.evaluation.suites.conftest import Run, run_of
 
 from mm_ldlm.core import to_dict
 from mm_ldlm.evaluation.bootstrap import Bootstrap
-from mm_ldlm.extras.calibration.config import CalibrationConfig
+from mm_ldlm.extras.calibration.config import CalibrationConfig, CalibrationKeys
 from mm_ldlm.extras.calibration.fitting import expected_calibration_error, fit_calibration, fit_curve, right_texts
 from mm_ldlm.extras.calibration.suite import EVENTS, InversionCalibration, measure
 from mm_ldlm.inference.calibration import Calibration, features_of
@@ -32,7 +32,7 @@ def test_the_run_folder_keeps_what_the_report_measured(run: Run) -> None:
     found, metrics = run.given.model.parts.calibration, run.metrics("calibration")
     assert found is not None
     assert to_dict(found) == metrics["fitted"]
-    assert found.texts == run.given.sections["evaluation.calibration"].sentences
+    assert found.texts == run.given.config.calibration.sentences
     made = run.given.model.invert(run.given.dataset.require("latents").take([0, 1]), search=True)
     assert made.p_exact is not None
     assert (made.p_exact <= made.p_up_to_case).all()
@@ -40,7 +40,7 @@ def test_the_run_folder_keeps_what_the_report_measured(run: Run) -> None:
 
 def test_a_run_that_cannot_be_calibrated_is_skipped_with_a_reason(run: Run) -> None:
     suite, given = InversionCalibration(), run.of("calibration")
-    off = replace(given, sections={"evaluation.calibration": CalibrationConfig(sentences=0)})
+    off = replace(given, config=CalibrationKeys(calibration=CalibrationConfig(sentences=0)))
     assert "calibration.sentences" in str(suite.skip_reason(off))
     unembedded = given.samples["l2t"].assign(cosine=math.nan)
     assert "cosine" in str(suite.skip_reason(replace(given, samples={"l2t": unembedded})))

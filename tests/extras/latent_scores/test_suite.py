@@ -18,7 +18,7 @@ from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.extras.latent_scores import figures
 from mm_ldlm.extras.latent_scores import suite as module
-from mm_ldlm.extras.latent_scores.config import LatentsConfig
+from mm_ldlm.extras.latent_scores.config import LatentsKeys
 from mm_ldlm.extras.latent_scores.suite import (
     _compared,
     calibration,
@@ -53,7 +53,7 @@ def test_a_collapsed_model_ranks_in_the_middle() -> None:
     same = np.ones((9, 4))
     assert (ranks(same, same, np.ones((4, 4))) == 7).all()  # 13 equal candidates
     assert (ranks(real, real, real[:0]) == 1).all()
-    given: Any = SimpleNamespace(bootstrap=Bootstrap(20), sections={"evaluation.latents": LatentsConfig()})
+    given: Any = SimpleNamespace(bootstrap=Bootstrap(20), config=LatentsKeys())
     assert _compared(same, real, real, given)["neighbourhoods"] is None  # no rank correlation is defined
     real = real + np.arange(4)
     mean = _compared(np.tile(real.mean(axis=0), (9, 1)), real, real, given)

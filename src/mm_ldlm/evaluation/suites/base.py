@@ -41,14 +41,14 @@ class Evaluation:
 
     Attributes:
         samples: task → its table of samples.
-        config: the section `evaluation` of the parameters.
+        config: the section `evaluation` of the parameters, with the keys of extras.
         sections: the further sections that the suite names, typed.
     """
 
     model: MMLDLM
     dataset: Dataset
     samples: Mapping[str, pd.DataFrame]
-    config: EvaluationConfig
+    config: Any
     seed: int
     sections: Mapping[str, Any] = field(default_factory=dict)
 
@@ -91,7 +91,7 @@ class Suite(abc.ABC):
         samples: tasks of sampling whose tables it reads.
         row_columns: columns of numbers of its table with one row per held-out sentence (besides `id`) that runs are
             compared by; () for a suite without such a table.
-        sections: sections of the parameters that it reads besides `evaluation`; "evaluation.NAME" is its key NAME.
+        sections: sections of the parameters that it reads besides `evaluation`.
         template: its section of the report, as "package/file" of a Jinja template.
         usual: whether most runs have it, so that the report says why it is left out.
     """
@@ -167,9 +167,8 @@ def score(suite: Suite, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
 
 
 def parameters_of(config: EvaluationConfig, sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the section `evaluation`, with the sections that are its keys, and others to values for JSON."""
-    found: dict[str, Any] = to_dict(config)
-    return found | {name.removeprefix("evaluation."): to_dict(section) for name, section in sections.items()}
+    """Convert the section `evaluation`, and others by name, to values for JSON."""
+    return {**to_dict(config), **{name: to_dict(section) for name, section in sections.items()}}
 
 
 def plain(value: Any) -> Any:

@@ -17,3 +17,10 @@ class CalibrationConfig:
     sentences: RowsOrNone = 300
     threshold: Level = 0.9
     bins: Bins = 10
+
+
+@config
+class CalibrationKeys:
+    """The key that the suite adds to the section `evaluation`."""
+
+    calibration: CalibrationConfig = CalibrationConfig()

@@ -34,14 +34,13 @@ class InversionCalibration(Suite):
 
     name, title, use = "calibration", "Probability that an inverted text is right", "l2t"
     samples = ("l2t",)
-    sections = ("evaluation.calibration",)
     template = "mm_ldlm.extras.calibration/report.html.j2"
     usual = False
 
     def skip_reason(self, given: Evaluation) -> str | None:
         if (reason := super().skip_reason(given) or without_truth(given.samples["l2t"])) is not None:
             return reason
-        if not given.sections["evaluation.calibration"].sentences:
+        if not given.config.calibration.sentences:
             return "evaluation.calibration.sentences is 0"
         if not len(given.dataset.rows("validation")):
             return "the dataset has no validation split, on which the probabilities are fitted"
@@ -49,7 +48,7 @@ class InversionCalibration(Suite):
         return given.model.no_encoder or unembedded
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
-        model, config, table = given.model, given.sections["evaluation.calibration"], given.samples["l2t"]
+        model, config, table = given.model, given.config.calibration, given.samples["l2t"]
         held = held_out(given.dataset, count=config.sentences, seed=given.seed, split="validation")
         how = table.attrs[MADE_BY]["parameters"]
         made = model.invert(

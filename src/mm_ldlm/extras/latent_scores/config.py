@@ -23,3 +23,10 @@ class LatentsConfig:
     neighbourhood_sentences: Rows = 500
     calibration_sentences: RowsOrNone = 64
     calibration_samples: SeveralDraws = 6
+
+
+@config
+class LatentsKeys:
+    """The key that the suite adds to the section `evaluation`."""
+
+    latents: LatentsConfig = LatentsConfig()

@@ -30,7 +30,6 @@ class Latents(Suite):
 
     name, title, use = "latents", "From text to latent", "t2l"
     samples = ("t2l", "unconditional")
-    sections = ("evaluation.latents",)
     template = "mm_ldlm.extras.latent_scores/report.html.j2"
 
     def skip_reason(self, given: Evaluation) -> str | None:
@@ -40,7 +39,7 @@ class Latents(Suite):
         return super().skip_reason(given) or without_truth(samples) or one
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
-        config, seed, dataset = given.sections["evaluation.latents"], given.seed, given.dataset
+        config, seed, dataset = given.config.latents, given.seed, given.dataset
         sentences, samples = of_samples(given.samples["t2l"], dataset=dataset)
         real_nd, generated_nd = sentences.latents, vectors(samples)
         unconditional_nd = vectors(given.samples["unconditional"])
@@ -101,7 +100,7 @@ class Latents(Suite):
 
 
 def _compared(latents_nd: np.ndarray, real_nd: np.ndarray, others_md: np.ndarray, given: Evaluation) -> Metrics:
-    bootstrap, limit = given.bootstrap, given.sections["evaluation.latents"].neighbourhood_sentences
+    bootstrap, limit = given.bootstrap, given.config.latents.neighbourhood_sentences
     cosine_n = cosine(latents_nd, real_nd)
     error_n = ((latents_nd - real_nd) ** 2).mean(axis=1) / real_nd.var(axis=0).mean()
     rank_n = ranks(latents_nd, real_nd, others_md)

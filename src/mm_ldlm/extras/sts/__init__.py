@@ -2,7 +2,7 @@
 
 COMPONENTS: dict[str, dict[str, str]] = {
     "pipelines": {"sts": "mm_ldlm.extras.sts.pipeline:create_pipeline"},
-    "sections": {"evaluation.sts": "mm_ldlm.extras.sts.config:StsConfig"},
+    "keys": {"evaluation.sts": "mm_ldlm.extras.sts.config:StsKeys"},
     "suites": {"sts": "mm_ldlm.extras.sts.suite:Sts"},
     "sts_formats": {
         "stsb": "mm_ldlm.extras.sts.readers:read_stsb",

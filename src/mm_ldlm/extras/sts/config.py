@@ -63,3 +63,10 @@ class StsConfig:
                         "or remove the set from evaluation.sts."
                     )
         return None
+
+
+@config
+class StsKeys:
+    """The key that the suite adds to the section `evaluation`."""
+
+    sts: StsConfig = StsConfig()

@@ -9,21 +9,17 @@ from mm_ldlm.pipelines.trained import load_trained
 
 if TYPE_CHECKING:
     from mm_ldlm.data.dataset import Dataset
-    from mm_ldlm.evaluation.config import EvaluationConfig
-    from mm_ldlm.extras.sts.config import StsConfig
     from mm_ldlm.inference.api import MMLDLM
 
 log = logging.getLogger(__name__)
 
 
-def score_sts(
-    model: "MMLDLM", dataset: "Dataset", evaluation: "EvaluationConfig", sts: "StsConfig", seed: int
-) -> dict[str, Any]:
+def score_sts(model: "MMLDLM", dataset: "Dataset", evaluation: Any, seed: int) -> dict[str, Any]:
     """Score every set of `evaluation.sts`, with a line of the log for each."""
     from mm_ldlm.evaluation.suites.base import Evaluation, score
     from mm_ldlm.extras.sts.suite import Sts
 
-    metrics, _ = score(Sts(), Evaluation(model, dataset, {}, evaluation, seed, {"evaluation.sts": sts}))
+    metrics, _ = score(Sts(), Evaluation(model, dataset, {}, evaluation, seed))
     for name, entry in metrics.get("sets", {}).items():
         found = {source: each["spearman"]["value"] for source, each in entry["scores"].items()}
         found["published"] = entry.get("published")
@@ -41,7 +37,7 @@ def create_pipeline() -> Pipeline:
     )
     scores = node(
         score_sts,
-        inputs=["sts_model", "dataset", "params:evaluation", "params:evaluation.sts", "params:seed"],
+        inputs=["sts_model", "dataset", "params:evaluation", "params:seed"],
         outputs="sts_scores",
         name="score_sts",
     )

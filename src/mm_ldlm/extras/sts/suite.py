@@ -55,20 +55,19 @@ class Sts(Suite):
     """
 
     name, title = "sts", "Semantic textual similarity"
-    sections = ("evaluation.sts",)
     template = "mm_ldlm.extras.sts/report.html.j2"
 
     def untrained(self, sections: Mapping[str, Any], *, seed: int) -> Mapping[str, Sequence[str]]:
-        return {source.name: load_sts(source, seed=seed).sentences for source in sections["evaluation.sts"].sources}
+        return {source.name: load_sts(source, seed=seed).sentences for source in sections["evaluation"].sts.sources}
 
     def skip_reason(self, given: Evaluation) -> str | None:
-        if not given.sections["evaluation.sts"].sources:
+        if not given.config.sts.sources:
             return "no STS sets are configured (evaluation.sts.sets)"
         encodes = "latents" in given.model.capabilities.fields and given.model.no_encoder is None
         return None if encodes else given.model.capabilities.refusal("t2l")
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
-        model, config = given.model, given.sections["evaluation.sts"]
+        model, config = given.model, given.config.sts
         refusals = {"encoder": model.no_encoder, "model": model.capabilities.refusal("t2l")}
         left_out = [f"scores of the {name}: {why}" for name, why in refusals.items() if why is not None]
         encoders: dict[str, Encode] = {} if refusals["encoder"] is not None else {"encoder": model.encode}
