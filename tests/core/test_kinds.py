@@ -137,20 +137,6 @@ def test_a_configuration_of_another_group_is_refused() -> None:
         parse_kind(SHAPES, Other(), at="x")
 
 
-@pytest.mark.parametrize(
-    "content", ["[mm_ldlm.shapes\nround = x", "no section\n= =\n", "[mm_ldlm.shapes]\nround\n", "\0"]
-)
-def test_damaged_entry_points_of_any_package_hide_only_themselves(package: Path, content: str) -> None:
-    other = package / "damaged-1.dist-info"
-    other.mkdir()
-    (other / "METADATA").write_text("Name: damaged\nVersion: 1\n")
-    (other / "entry_points.txt").write_text(content)
-    importlib.invalidate_caches()
-    with pytest.raises(ConfigurationError, match="cirkle"):
-        parse_kind(SHAPES, {"kind": "cirkle"}, at="x")
-    assert "round" in SHAPES
-
-
 @pytest.fixture(scope="module")
 def registries() -> list[tuple[str, Registry]]:
     """Every registry of the package by its group; all modules are imported."""

@@ -151,7 +151,7 @@ def test_a_session_that_is_killed_at_any_time_continues_to_the_same_weights(seco
 
 def test_a_run_folder_tells_its_whole_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = SimpleNamespace(dist=SimpleNamespace(name="shapes-of-a-test", version="1.2"))
-    monkeypatch.setattr("mm_ldlm.training.worker.registered", lambda: {"models": {"odd": package}})
+    monkeypatch.setattr("mm_ldlm.training.worker.registered", lambda: [package])
     run = go(task.spec(checkpoint={"every_steps": 4, "keep_last": 2}), tmp_path)
     found = read_status(run)
     assert (found.status, found.step) == ("finished", 10)

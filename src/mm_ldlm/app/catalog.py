@@ -1,15 +1,11 @@
 """The catalog, and the entries that every run has: imported by all commands, so without pandas and its datasets."""
 
-# No `from __future__ import annotations` here: kedro-viz reads the return type of `preview` as an object.
 from pathlib import Path
 from typing import Any
 
 from kedro.io import AbstractDataset, DataCatalog
-from kedro_datasets._typing import TablePreview
 
 from mm_ldlm.core.files import refuse_other
-
-PREVIEW_ROWS = 20
 
 
 class Catalog(DataCatalog):
@@ -57,10 +53,3 @@ class WorkspaceDataset(AtPath):
 
     def _exists(self) -> bool:
         return False
-
-    def preview(self, nrows: int = PREVIEW_ROWS) -> TablePreview:
-        """List the first entries of the folder in kedro-viz, with their sizes."""
-        found = [path for path in sorted(self._path.glob("*")) if not path.name.startswith(".")][:nrows]
-        sizes = [sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()) for path in found]
-        rows = [[path.name, f"{size / 1e6:.3f}"] for path, size in zip(found, sizes, strict=True)]
-        return TablePreview({"index": list(range(len(rows))), "columns": ["name", "MB"], "data": rows})

@@ -109,11 +109,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
                 _log_once(line)
         combine = merge if self.merge_strategy.get(key) == "soft" else operator.or_
         merged: Mapping[str, Any] = functools.reduce(combine, layers)
-        made = OmegaConf.create(dict(merged))
-        for name in merged:
-            if key == "catalog" and name.startswith("_") and "${" not in str(value := made[name]):
-                made[name] = value  # resolved here once, and not in the path of every dataset
-        return {Path(self.base_env): made}, {}, self.base_env, str(self.env), files
+        return {Path(self.base_env): OmegaConf.create(dict(merged))}, {}, self.base_env, str(self.env), files
 
     def _read_layer(self, layer: str, key: str) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Read the files of one type in a layer; refuse files that no type of configuration reads."""
@@ -195,27 +191,28 @@ def merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
     """
     merged = dict(lower)
     for key, value in upper.items():
-        below, same = merged.get(key), False
-        if isinstance(below, Mapping) and isinstance(value, Mapping):
-            same = not below.keys() & value.keys() & {"kind"} or below["kind"] == value["kind"]
-        merged[key] = merge(below, value) if same else value  # type: ignore[arg-type]
+        below: Any = merged.get(key)
+        mappings = isinstance(below, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge(below, value) if mappings and not _is_other(below, value) else value
     return merged
 
 
 def replacements(names: list[str], layers: list[dict[str, Any]]) -> Iterator[str]:
     """Describe, for each layer, the sections of lower layers above base that it replaces by another kind."""
-    found: dict[str, tuple[Any, list[str]]] = {}  # section → its kind, and the layers that it is of
-    for name, layer in zip(names, layers, strict=True):
-        lost = list[str]()
-        for section, value in layer.items():
-            if isinstance(value, Mapping):
-                kind, holders = found.get(section, (None, list[str]()))
-                if value.get("kind", kind) != kind:
-                    lost += [f"{section} ({kind}) of {each}" for each in holders if each != names[0]]
-                    kind, holders = value["kind"], []
-                found[section] = kind, [*holders, name]
+    merged, above = layers[0], set[str]()
+    for name, layer in zip(names[1:], layers[1:], strict=True):
+        lost = [
+            f"{key} ({merged[key]['kind']})" for key in layer if key in above and _is_other(merged[key], layer[key])
+        ]
         if lost:
             yield f"{name} sets other kinds; dropped: {', '.join(lost)}"
+        merged, above = merge(merged, layer), above | layer.keys()
+
+
+def _is_other(below: Any, value: Any) -> bool:
+    """Return whether two values are mappings of different kinds."""
+    both = isinstance(below, Mapping) and isinstance(value, Mapping) and "kind" in below.keys() & value.keys()
+    return both and below["kind"] != value["kind"]
 
 
 @functools.cache

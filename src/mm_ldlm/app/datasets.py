@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from kedro_datasets._typing import JSONPreview, PlotlyPreview, TablePreview
+from kedro_datasets._typing import PlotlyPreview, TablePreview
 from kedro_datasets.json import JSONDataset
 from kedro_datasets.pandas import ParquetDataset
 from kedro_datasets.partitions import PartitionedDataset
 
-from mm_ldlm.app.catalog import PREVIEW_ROWS, AtPath
+from mm_ldlm.app.catalog import AtPath
 from mm_ldlm.core import import_object
 from mm_ldlm.core.files import InputFile, new_directory, refuse_other, write_bytes, write_text
 from mm_ldlm.data.dataset import Dataset, commit, open_store
@@ -30,7 +30,7 @@ from mm_ldlm.training.checkpoints.reference import chosen_run
 
 HOLDS = {"mapping": dict, "list": list, "numbers": dict[str, float]}
 """What a JSON file of the catalog may hold"""
-_NUMBERS = 8
+PREVIEW_ROWS, _NUMBERS = 20, 8
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -168,13 +168,6 @@ class _MarkedFolder(AtPath):
 
     def _exists(self) -> bool:
         return self._marker.is_file()
-
-    def preview(self) -> JSONPreview:
-        """Show the marker in kedro-viz, with long lists shortened."""
-        found = InputFile(self._marker, remedy="Run the pipeline that writes it again.").json()
-        if isinstance(found, dict):
-            found = {name: _short(each) if isinstance(each, list) else each for name, each in found.items()}
-        return JSONPreview(json.dumps(found))
 
 
 class FolderDataset(_MarkedFolder):

@@ -170,7 +170,7 @@ def problem(path: str | Path) -> str | None:
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
-        return _explain(error)
+        return _ERRORS.get(error.errno or 0, f"cannot be accessed ({error.strerror})")
     except ValueError as error:  # NUL, or a lone surrogate
         return f"is not a valid path ({error})"
     if stat.S_ISREG(mode):
@@ -326,15 +326,8 @@ def inside(root: str | Path, name: Any) -> Path:
     Raises:
         UnsafePathError: `check_name` refuses the name, or a symbolic link on the way leads out of `root`.
     """
-    root = Path(root)
-    path = root / check_name(root, name)
-    try:
-        target = os.path.realpath(path, strict=True)
-    except (FileNotFoundError, NotADirectoryError):  # the caller finds that the file is missing
-        target = os.path.realpath(path)
-    except OSError as error:
-        raise UnsafePathError(root, name, _explain(error)) from None
-    if not Path(target).is_relative_to(os.path.realpath(root)):
+    path = Path(root) / check_name(root, name)
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
         raise UnsafePathError(root, name, "is or passes a symbolic link that leads out of the folder")
     return path
 
@@ -353,7 +346,3 @@ def check_name(root: str | Path, name: Any) -> PurePosixPath:
     if path.is_absolute() or ".." in path.parts:
         raise UnsafePathError(root, name, "leads out of the folder")
     return path
-
-
-def _explain(error: OSError) -> str:
-    return _ERRORS.get(error.errno or 0, f"cannot be accessed ({error.strerror})")

@@ -38,17 +38,10 @@ def contributed(group: str) -> dict[str, str]:
 
 
 @functools.cache
-def registered() -> dict[str, dict[str, EntryPoint]]:
-    """Collect what other packages register: group → name → entry point. The installed packages are read once."""
-    found: dict[str, dict[str, EntryPoint]] = {}
-    for distribution in distributions():
-        try:
-            for point in distribution.entry_points:
-                if point.group.startswith("mm_ldlm."):
-                    found.setdefault(point.group.removeprefix("mm_ldlm."), {})[point.name] = point
-        except Exception:  # a damaged entry_points.txt, of any installed package
-            continue
-    return found
+def registered() -> list[EntryPoint]:
+    """List what other packages register, of all groups. The installed packages are read once."""
+    points = (point for distribution in distributions() for point in distribution.entry_points)
+    return [point for point in points if point.group.startswith("mm_ldlm.")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +69,7 @@ class Registry:
     @property
     def external(self) -> dict[str, str]:
         """The same for the components that other packages registered."""
-        return {name: point.value for name, point in registered().get(self.group, {}).items()}
+        return {point.name: point.value for point in registered() if point.group == f"mm_ldlm.{self.group}"}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.known | self.external)

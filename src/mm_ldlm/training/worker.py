@@ -123,7 +123,7 @@ def _open_folder(directory: Path, spec: TrainingSpec, process: Process) -> Track
     for place in (directory, directory / CHECKPOINTS):
         remove_temporaries(place)
     versions = {"mm_ldlm": mm_ldlm.__version__, "torch": torch.__version__, "python": platform.python_version()}
-    others = [point.dist for points in registered().values() for point in points.values() if point.dist is not None]
+    others = [point.dist for point in registered() if point.dist is not None]
     versions |= {each.name: each.version for each in others}
     write_json(directory / CONFIG, {**spec.to_dict(), "versions": versions})
     return Tracker(directory / LOG)
