@@ -31,7 +31,7 @@ def faulty(*faults: dict[str, Any], **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_pitfall_16_training_moves_exactly_what_is_trained_and_resumes_to_the_bit(kind: str, tmp_path: Path) -> None:
     """An epoch has three steps, so that the second part of a run ends one and begins another; also pitfall 31."""
-    keys: dict[str, Any] = {"optimizer": {"name": "adamw", "lr": 1e-2}, "ema": {"decay": 0.5}, "validate_every": STEPS}
+    keys: dict[str, Any] = {"optimizer": {"lr": 1e-2}, "ema": {"decay": 0.5}, "validate_every": STEPS}
     spec = task.spec(kind, max_steps=STEPS, **keys)
     run = task.built(spec, tmp_path / "whole")
     root, first = run.learner.root, run.validate(0)["loss"]

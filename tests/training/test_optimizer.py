@@ -47,23 +47,20 @@ def test_schedules_have_their_closed_form(warmup: int, more: int, floor: float, 
     assert found == pytest.approx((step + 1) / warmup if step < warmup else after)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_every_trainable_parameter_is_in_one_group_and_only_matrices_decay(name: Any) -> None:
+def test_every_trainable_parameter_is_in_one_group_and_only_matrices_decay() -> None:
     model = Model()
-    groups = parameter_groups(model, OptimizerConfig(name=name, weight_decay=0.1))
+    groups = parameter_groups(model, OptimizerConfig(weight_decay=0.1))
     named = [name for group in groups for name, _ in group["params"]]
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     assert len(named) == len(trained) == len({id(p) for group in groups for _, p in group["params"]})
     decayed = {name for group in groups if group["weight_decay"] for name, _ in group["params"]}
     assert decayed == {"blocks.0.0.weight", "blocks.1.0.weight", "head.weight"}
-    by_muon = {name for group in groups if group["optimizer"] == "muon" for name, _ in group["params"]}
-    assert by_muon == ({"blocks.0.0.weight", "blocks.1.0.weight"} if name == "muon" else set())
 
 
-def made(name: Any = "adamw", **options: Any) -> tuple[Model, Optimization]:
+def made(**options: Any) -> tuple[Model, Optimization]:
     torch.manual_seed(0)
     model = Model()
-    return model, Optimization(model, OptimizerConfig(name=name, warmup_steps=0, **options), max_steps=10, scaler=OFF)
+    return model, Optimization(model, OptimizerConfig(warmup_steps=0, **options), max_steps=10, scaler=OFF)
 
 
 def step(model: Model, optimization: Optimization, number: int) -> None:
@@ -76,12 +73,11 @@ def step(model: Model, optimization: Optimization, number: int) -> None:
     optimization.finish()
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_saved_state_continues_to_the_bit(name: Any) -> None:
-    model, optimization = made(name)
+def test_a_saved_state_continues_to_the_bit() -> None:
+    model, optimization = made()
     for number in range(3):
         step(model, optimization, number)
-    again, other = made(name)
+    again, other = made()
     again.load_state_dict(model.state_dict())
     other.load({name: value.clone() for name, value in optimization.tensors().items()})
     for number in range(3, 6):
@@ -91,7 +87,7 @@ def test_a_saved_state_continues_to_the_bit(name: Any) -> None:
     state = optimization.tensors()
     with pytest.raises(KeyError):
         other.load({name.replace("head", "tail"): value for name, value in state.items()})
-    held = Optimization(Model().to("meta"), OptimizerConfig(name=name), max_steps=10, scaler=OFF)
+    held = Optimization(Model().to("meta"), OptimizerConfig(), max_steps=10, scaler=OFF)
     held.load(state)  # on the device of its parameters, which the kernel of a GPU reads
     assert {value.device.type for value in held.tensors().values()} == {"meta"}
     with pytest.raises(ValueError, match="different entries"):
@@ -109,10 +105,3 @@ def test_clipping_bounds_the_global_norm_and_keeps_its_direction(limit: float) -
     factor = min(1.0, limit / (norm + 1e-6))
     after = [p.grad for p in optimization.parameters if p.grad is not None]
     assert all(torch.allclose(a, factor * b, rtol=1e-5) for a, b in zip(after, before, strict=True))
-
-
-def test_a_roll_back_scales_the_rates_of_all_groups() -> None:
-    _, optimization = made("muon", lr=1e-2, muon_lr=2e-2, schedule="constant")
-    assert optimization.set_lr(0, scale=0.5) == pytest.approx(5e-3)
-    rates = {group["lr"] for optimizer in optimization.optimizers.values() for group in optimizer.param_groups}
-    assert rates == {5e-3, 1e-2}

@@ -14,7 +14,7 @@ from tests.training.conftest import SETTINGS
 
 from mm_ldlm.core import ConfigurationError, parse
 from mm_ldlm.data.dataset import Dataset
-from mm_ldlm.training.config import TrainingConfig
+from mm_ldlm.training.config import OptimizerConfig, TrainingConfig
 from mm_ldlm.training.spec import TrainingSpec, _resolved
 
 Plan = Callable[..., TrainingSpec]
@@ -67,6 +67,9 @@ def test_a_spec_is_read_as_it_was_written(planned: Plan, tmp_path: Path, refuses
     file = tmp_path / "spec.json"
     file.write_text(json.dumps(spec.to_dict()))
     assert TrainingSpec.read(file) == spec
+    written = spec.to_dict()
+    written["training"]["optimizer"] |= OptimizerConfig.RETIRED  # by an earlier version
+    assert TrainingSpec.from_dict(written) == spec
     for change in ({"format_version": 1}, {"model": {"kind": "none"}}, {"seed": "x"}, {"shape": []}, {"training": 1}):
         file.write_text(json.dumps(spec.to_dict() | change))
         with refuses(ConfigurationError):

@@ -81,19 +81,6 @@ def test_two_ranks_resume_to_the_bit(two_ranks: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_muon_on_two_ranks_trains_like_one_and_resumes_to_the_bit(tmp_path: Path) -> None:
-    muon = {"optimizer": {"name": "muon"}}
-    go(task.spec(faulty(), **muon), tmp_path / "one")
-    train_on_ranks(task.spec(faulty(), **muon), tmp_path / "two")
-    train_on_ranks(task.spec(faulty({"kind": "stop", "step": 4}), **muon), tmp_path / "parts")
-    train_on_ranks(task.spec(faulty(), **muon), tmp_path / "parts")
-    one, two, parts = (task.saved(tmp_path / name, 10) for name in ("one", "two", "parts"))
-    assert task.largest_difference(two, parts) == 0
-    models = [{key: value for key, value in each.items() if key.startswith("model")} for each in (one, two)]
-    assert task.largest_difference(*models) < 10 * WEIGHT  # it computes in bf16
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_poison_on_any_ranks_moves_nothing_anywhere(accumulation: int, tmp_path: Path) -> None:
     kinds = [(kind, ranks) for kind in ("nan_loss", "inf_gradient") for ranks in ((0,), (1,), (0, 1))]

@@ -116,6 +116,7 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
     """Build `cls` from a mapping; return an instance of it unchanged.
 
     `at` is the parameter's full path ("training", "ingestion.sources"), which precedes the key in every message.
+    `RETIRED` of a class lists keys that it had in earlier versions, with the only value that their files may have.
 
     Raises:
         ConfigurationError: a key is unknown, missing or invalid, or the class comes from another package and fails. The
@@ -127,6 +128,8 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
         raise ConfigurationError(
             f"parameter '{at}': expected a mapping, found {show(value)}. Valid keys: {_names(cls)}."
         )
+    retired = getattr(cls, "RETIRED", {})
+    value = {key: item for key, item in value.items() if key not in retired or item != retired[key]}
     given, made = {}, f"{cls.__module__}:{cls.__qualname__}"
     with foreign_code(lambda reason: ConfigurationError(
         f"parameter '{at}': {made} cannot be made ({reason}). Correct its class."

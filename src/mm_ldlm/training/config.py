@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from mm_ldlm.core import (
     AutoDevice,
@@ -92,24 +92,20 @@ class BatchConfig:
 
 @config
 class OptimizerConfig:
-    """Optimizer and learning-rate schedule.
+    """AdamW and its learning-rate schedule.
 
     Attributes:
-        name: `muon` updates the matrices of the blocks by orthogonalised momentum and all other parameters by AdamW.
         lr, betas, eps, weight_decay: of AdamW; norms, biases, embeddings and other vectors have no weight decay.
-        muon_lr, muon_momentum: of Muon; the root mean square of its update is 0.2 per entry, so that its learning rate
-            is comparable to that of AdamW.
         schedule: linear rise over `warmup_steps`, then from lr down to lr · min_lr_ratio at the last step.
         clip: largest global gradient norm; null does not clip.
     """
 
-    name: Literal["adamw", "muon"] = "adamw"
+    RETIRED: ClassVar[dict[str, Any]] = {"name": "adamw", "muon_lr": 1e-3, "muon_momentum": 0.95}
+
     lr: PositiveFloat = 1e-3
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.01
-    muon_lr: PositiveFloat = 1e-3
-    muon_momentum: Decay = 0.95
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: NonNegativeInt = 100
     min_lr_ratio: Fraction = 0.1

@@ -1,4 +1,4 @@
-"""Optimizers of the trainable root: AdamW, and Muon for the matrices of the blocks; their learning-rate schedule."""
+"""Optimizer of the trainable root, AdamW, and its learning-rate schedule."""
 
 import math
 from collections.abc import Mapping
@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from mm_ldlm.distributed.parallel import assign, full
 from mm_ldlm.training.config import OptimizerConfig
+
+_KIND = "adamw/"
+"""Prefix of the names of its state in a checkpoint"""
 
 
 def learning_rate_factor(config: OptimizerConfig, *, step: int, max_steps: int) -> float:
@@ -28,29 +31,22 @@ def decays(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
 
 
 def parameter_groups(root: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Group (name, parameter) by optimizer and decay; every trainable parameter is in exactly one group."""
-    blocks = {id(p) for module in root.modules() if isinstance(module, nn.ModuleList)
-              for p in module.parameters() if p.ndim == 2}  # fmt: skip
-    groups: tuple[dict[str, Any], ...] = (
-        {"optimizer": "muon", "params": [], "weight_decay": config.weight_decay, "base_lr": config.muon_lr},
-        {"optimizer": "adamw", "params": [], "weight_decay": config.weight_decay, "base_lr": config.lr},
-        {"optimizer": "adamw", "params": [], "weight_decay": 0.0, "base_lr": config.lr},
-    )
-    muon, decayed, plain = groups
+    """Group (name, parameter) by decay; every trainable parameter is in exactly one group."""
+    decayed: dict[str, Any] = {"params": [], "weight_decay": config.weight_decay}
+    plain: dict[str, Any] = {"params": [], "weight_decay": 0.0}
     seen: set[int] = set()
     for module_name, module in root.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if not parameter.requires_grad or id(parameter) in seen:
                 continue
             seen.add(id(parameter))
-            matrix = config.name == "muon" and id(parameter) in blocks
-            group = plain if not decays(module, name, parameter) else muon if matrix else decayed
+            group = decayed if decays(module, name, parameter) else plain
             group["params"].append((f"{module_name}.{name}".removeprefix("."), parameter))
-    return [group for group in groups if group["params"]]
+    return [group for group in (decayed, plain) if group["params"]]
 
 
 class Optimization:
-    """Optimizers of one trainable root, used together.
+    """AdamW of one trainable root.
 
     `scaler` scales the gradients of fp16, and does nothing otherwise.
     """
@@ -63,39 +59,22 @@ class Optimization:
         self.named: dict[str, nn.Parameter] = {name: p for group in self.groups for name, p in group["params"]}
         self.parameters = list(self.named.values())
         self.sharded = any(hasattr(p, "full_tensor") for p in self.parameters)
-        made = {
-            name: [
-                {"params": [p for _, p in group["params"]], "lr": group["base_lr"]}
-                | {key: group[key] for key in ("weight_decay", "base_lr")}
-                for group in self.groups
-                if group["optimizer"] == name
-            ]
-            for name in ("adamw", "muon")
-        }
-        self.optimizers: dict[str, torch.optim.Optimizer] = {}
-        if made["adamw"]:
-            self.optimizers["adamw"] = torch.optim.AdamW(
-                made["adamw"], lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=0.0,
-                fused=not self.sharded or None, foreach=True if self.sharded else None,
-            )  # fmt: skip
-        if made["muon"]:
-            self.optimizers["muon"] = torch.optim.Muon(
-                made["muon"], lr=config.muon_lr, momentum=config.muon_momentum, weight_decay=0.0,
-                adjust_lr_fn="match_rms_adamw",
-            )  # fmt: skip
+        self.optimizer = torch.optim.AdamW(
+            [{**group, "params": [p for _, p in group["params"]]} for group in self.groups],
+            lr=config.lr, betas=config.betas, eps=config.eps,
+            fused=not self.sharded or None, foreach=True if self.sharded else None,
+        )  # fmt: skip
 
     def set_lr(self, step: int, *, scale: float) -> float:
-        """Set the learning rate of every group for the update of `step`; return the learning rate of AdamW."""
-        factor = learning_rate_factor(self.config, step=step, max_steps=self.max_steps) * scale
-        for optimizer in self.optimizers.values():
-            for group in optimizer.param_groups:
-                group["lr"] = group["base_lr"] * factor
-        return self.config.lr * factor
+        """Set the learning rate for the update of `step`, and return it."""
+        lr = self.config.lr * (learning_rate_factor(self.config, step=step, max_steps=self.max_steps) * scale)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        return lr
 
     def unscale(self) -> None:
         """Divide the gradients by the scale of the loss."""
-        for optimizer in self.optimizers.values():
-            self.scaler.unscale_(optimizer)
+        self.scaler.unscale_(self.optimizer)
 
     def norm(self) -> Tensor:
         """Compute the global gradient norm (0-D, on the device), over all shards of sharded parameters."""
@@ -112,8 +91,7 @@ class Optimization:
         return True
 
     def step(self) -> None:
-        for optimizer in self.optimizers.values():
-            self.scaler.step(optimizer)
+        self.scaler.step(self.optimizer)
 
     def finish(self) -> None:
         """End a step, also one without an update: adapt the scale, and drop the gradients."""
@@ -121,35 +99,29 @@ class Optimization:
         self.drop_gradients()
 
     def drop_gradients(self) -> None:
-        for optimizer in self.optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the optimizer state as tensors by `optimizer/parameter/entry`."""
-        names = {id(p): name for name, p in self.named.items()}
+        """Return the optimizer state as tensors by `adamw/parameter/entry`."""
         return {
-            f"{kind}/{names[id(p)]}/{entry}": value
-            for kind, optimizer in self.optimizers.items()
-            for p, held in optimizer.state.items()
-            for entry, value in held.items()
-            if isinstance(value, Tensor)
+            f"{_KIND}{name}/{entry}": value
+            for name, p in self.named.items()
+            for entry, value in self.optimizer.state.get(p, {}).items()
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the state of `tensors()`, each tensor placed and sharded like its parameter.
 
         Raises:
-            KeyError: there is no such optimizer or parameter.
-            ValueError: a parameter has a part of the entries that others of its optimizer have, or a state is not of
-                floating-point numbers.
+            KeyError: there is no such parameter.
+            ValueError: a parameter has a part of the entries that others have, or a state is not of floating-point
+                numbers.
         """
-        for optimizer in self.optimizers.values():
-            optimizer.state.clear()
+        self.optimizer.state.clear()
         for key, value in tensors.items():
-            kind, rest = key.split("/", 1)
-            name, entry = rest.rsplit("/", 1)
+            name, entry = key.removeprefix(_KIND).rsplit("/", 1)
             p = self.named[name]
             if not value.is_floating_point():
                 raise ValueError(f"{key} has numbers of the type {value.dtype}")
@@ -157,16 +129,15 @@ class Optimization:
             device = value.device if self.sharded else p.device
             held = torch.empty_like(value, device=device) if value.ndim == 0 else torch.empty_like(p)
             assign(held, value)
-            self.optimizers[kind].state[p][entry] = held
-        for kind, optimizer in self.optimizers.items():
-            if len({frozenset(held) for held in optimizer.state.values()}) > 1:
-                raise ValueError(f"the parameters of {kind} have states with different entries")
+            self.optimizer.state[p][entry] = held
+        if len({frozenset(held) for held in self.optimizer.state.values()}) > 1:
+            raise ValueError("the parameters have states with different entries")
 
     def describe(self) -> list[dict[str, Any]]:
         """Describe each parameter group, for the sanity table and the checkpoints."""
         return [
             {
-                "optimizer": group["optimizer"], "lr": group["base_lr"], "weight_decay": group["weight_decay"],
+                "optimizer": "adamw", "lr": self.config.lr, "weight_decay": group["weight_decay"],
                 "tensors": len(group["params"]), "elements": sum(p.numel() for _, p in group["params"]),
             }
             for group in self.groups

@@ -39,7 +39,7 @@ def overwrite(run: loop.Run) -> None:
 
 
 def set_rates(run: loop.Run, rate: float) -> None:
-    for group in run.learner.optimization.optimizers["adamw"].param_groups:
+    for group in run.learner.optimization.optimizer.param_groups:
         group["lr"] = rate
 
 
@@ -68,7 +68,7 @@ def test_a_planted_fault_is_found_by_its_check(fault: str, tmp_path: Path) -> No
     run = task.built(task.spec({"kind": "text_diffusion"}, optimizer={"lr": 1e-2, "warmup_steps": 0}), tmp_path)
     run.learner.optimization.set_lr(0, scale=1.0)
     run.stepper.parallel.module.train()
-    plant(run, run.learner.root.model, run.learner.optimization.optimizers["adamw"])
+    plant(run, run.learner.root.model, run.learner.optimization.optimizer)
     failed = {check.name for check in checks_of(run, _batch(run, 8), QUICK) if not check.ok}
     assert name in failed, failed
 

@@ -179,8 +179,7 @@ def learning(run: Run, batch: Batch, config: SanityConfig) -> list[Check]:
             seen |= {name for name, grad in grads.items() if bool((grad != 0).any())}
         losses.append(value)
         optimization.clip(float(optimization.norm()))
-        for optimizer in optimization.optimizers.values():
-            optimizer.step()  # without the scaler: the loss is not scaled here
+        optimization.optimizer.step()  # without the scaler: the loss is not scaled here
         optimization.drop_gradients()
         if value < 0.5 * config.fall * losses[0] and len(losses) >= 9:
             break
