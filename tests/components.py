@@ -35,11 +35,7 @@ class Cases:
             ("objectives", "multimodal"): [
                 *({"mode": mode} for mode in ("l2t", "t2l", "unconditional", "mixed")),
                 {"mode": "sequential", "self_condition": True, "_model": {"kind": "mmdit", "self_condition": True}},
-                {
-                    "cycle": {"text_weight": 0.5, "latent_weight": 0.5, "ramp_steps": 60},
-                    "parameterisation": "x0",
-                    "z_loss": 1e-3,
-                },
+                {"parameterisation": "x0", "z_loss": 1e-3},
             ],
             ("models", "mmdit"): [
                 {},

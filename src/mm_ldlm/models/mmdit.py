@@ -122,16 +122,9 @@ class TextEmbedding(nn.Module):
         self.table = TokenTable(rows, self.pooled_dim)
         self.linear = None if table_dim is None else Linear(table_dim, dim, gain=2.0, bias=False)
 
-    def forward(self, tokens_BL: Tensor, *, token_probs_BLV: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute the input (B, L, D) float32 of the stream, and the vectors (B, L, e) that are pooled.
-
-        `token_probs_BLV` are distributions of the tokens; each position has the expected vector instead of its
-        token's.
-        """
+    def forward(self, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the input (B, L, D) float32 of the stream, and the vectors (B, L, e) that are pooled."""
         vectors_BLe = self.table(tokens_BL)
-        if token_probs_BLV is not None:
-            table_Ve = self.table.weight[: token_probs_BLV.shape[-1]]
-            vectors_BLe = token_probs_BLV.to(table_Ve.dtype) @ table_Ve
         return (vectors_BLe if self.linear is None else self.linear(vectors_BLe)).float(), vectors_BLe
 
     def known(self, tokens_BL: Tensor, shape: DataShape, **text: Tensor) -> Tensor:
@@ -300,7 +293,7 @@ class MMDiT(nn.Module):
             logits_at: (B, L) bool; the vocabulary head is computed at these M positions only and returns (M, V), in
                 row-major order.
             heads: the heads to compute; the outputs of the others are None.
-            text: further arguments of the text embedding; with `token_probs_BLV`, the tokens only mark pads and masks.
+            text: further arguments of the text embedding of another modality.
         """
         latents_Bd = latents_Bd.float()
         length_logits = None

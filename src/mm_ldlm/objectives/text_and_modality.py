@@ -304,7 +304,7 @@ class ModalityObjective(Objective):
             losses |= self.modality.losses(out.latent_Bd, values, batch.real_B)
         if want_length:
             losses |= length_loss(out.length_logits, batch)
-        return losses | self.further_losses(model, batch, noisy, inputs, generator, kind=kind, step=step)
+        return losses
 
     def corrupt_texts(
         self, model: Any, batch: Batch, generator: RowGenerator
@@ -315,10 +315,3 @@ class ModalityObjective(Objective):
     def text_losses(self, logits: Tensor, batch: Batch, noisy: NoisyTexts) -> Losses:
         """Compute `text_loss` and its statistics."""
         return text_losses(self.process, logits, batch, noisy, z_loss=self.config.z_loss > 0)
-
-    def further_losses(
-        self, model: Any, batch: Batch, noisy: NoisyTexts | None, inputs: dict[str, Any], generator: RowGenerator, *,
-        kind: str, step: int,
-    ) -> Losses:  # fmt: skip
-        """Compute losses of further passes of the model, whose arguments in the first one were `inputs`; none here."""
-        return {}

@@ -65,7 +65,8 @@ class TrainingSpec:
         training = {key: value for key, value in to_dict(self.training).items() if key not in _FREE}
         training["batch"].pop("prefetch")
         training["optimizer"] |= OptimizerConfig.RETIRED
-        parts = {"model": to_dict(self.model), "objective": to_dict(self.objective), "training": training}
+        objective = to_dict(self.objective) | getattr(self.objective, "RETIRED", {})
+        parts = {"model": to_dict(self.model), "objective": objective, "training": training}
         return fingerprint({"seed": self.seed, "fingerprints": self.fingerprints, **parts})
 
     @property
