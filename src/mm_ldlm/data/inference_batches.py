@@ -53,7 +53,7 @@ def side_by_side(work: Callable[[Batch], Result], batches: Sequence[Batch], *, l
     """
     if min(lanes, len(batches)) <= 1:
         return map(work, batches)
-    pool = ThreadPoolExecutor(lanes)
+    pool = ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
     results = pool.map(torch.inference_mode()(work), batches)  # the mode is set for each thread
     pool.shutdown(wait=False)
     return results

@@ -56,6 +56,7 @@ class TransformerEncoder(_LocalEncoder):
         self.spec = located.spec
         self.batch_tokens, self.batch_rows = batch_tokens, batch_rows
         self.device = choose_device(device)
+        self.lanes = lanes_of(self.device)
         self.tokenizer, model = _load(located)
         self.model = pack_linear_layers(model.to(self.device))
         self.pad_id = self.tokenizer.pad_token_id
@@ -101,15 +102,15 @@ class TransformerEncoder(_LocalEncoder):
         return batches
 
     @torch.inference_mode()
-    def run(self, prepared: list[Batch], *, lanes: int = 1) -> npt.NDArray[np.float32]:
-        """Return (n, d) float32 in the order of the sentences, computing `lanes` batches at a time."""
+    def run(self, prepared: list[Batch]) -> npt.NDArray[np.float32]:
+        """Return (n, d) float32 in the order of the sentences."""
         out = np.empty((sum(len(chosen) for chosen, _, _ in prepared), self.dim), np.float32)
 
         def forward(batch: Batch) -> None:
             chosen, ids_BL, valid_BL = batch
             out[chosen] = self.forward(torch.from_numpy(ids_BL), valid_BL).cpu().numpy()
 
-        list(side_by_side(forward, prepared, lanes=lanes))
+        list(side_by_side(forward, prepared, lanes=self.lanes))
         return out
 
     def forward(self, ids_BL: torch.Tensor, valid_BL: npt.NDArray[np.bool_] | None) -> torch.Tensor:
@@ -133,10 +134,9 @@ class TransformerEncoder(_LocalEncoder):
 
     def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return (n, d) float32 in order; the next window is tokenised while the current one is computed."""
-        lanes = lanes_of(self.device)
         windows = [sentences[start : start + WINDOW] for start in range(0, max(len(sentences), 1), WINDOW)]
         with ThreadPoolExecutor(1) as ahead:
-            return np.concatenate([self.run(prepared, lanes=lanes) for prepared in ahead.map(self.prepare, windows)])
+            return np.concatenate([self.run(prepared) for prepared in ahead.map(self.prepare, windows)])
 
     def _missing_final_token(self) -> int | None:
         """Return the id of the spec's final token if the tokenizer does not append it itself."""

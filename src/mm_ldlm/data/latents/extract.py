@@ -9,9 +9,8 @@ them to `job.json` before it launches its ranks, and commits the store after all
 launch ranks. The launcher starts no rank before all hosts have joined, so every rank finds the job. A rank is this
 module as a program (`python -m mm_ldlm.data.latents.extract JOB`).
 
-A process computes as many shards at a time as it has lanes: on a CPU, threads are as fast as processes without starting
-further interpreters, because matrix products release Python's lock. One thread more than there are lanes tokenises the
-next shard or writes the previous one.
+A process computes as many batches of a shard at a time as it has lanes: on a CPU, threads are as fast as processes
+without starting further interpreters, because matrix products release Python's lock.
 """
 
 import contextlib
@@ -21,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,6 +94,15 @@ class Job:
                 "embedding.non_finite to quarantine to leave them out of the index and continue."
             )
         self.parts.write(number, latent_store.table(ids, stored))
+
+    def encode(self, texts: Sequence[str], encoder: Encoder) -> Vectors:
+        """Compute the vectors of the texts of a shard."""
+        if encoder.max_length is not None:
+            _warn_of_long_texts(texts, encoder, most=encoder.max_length)
+        with fixed_threads(self.config.threads):
+            vectors = encoder.run(encoder.prepare(texts))
+        encoder.verify()
+        return vectors
 
     def load(self, *, device: str | None) -> Encoder:
         """Load the encoder on this machine.
@@ -265,36 +272,17 @@ def encode_shards(job: Job, numbers: Sequence[int], *, encoder: Encoder, process
     Raises:
         EncoderError: The encoder returned numbers that are not finite and the job is to stop; names the sentences.
     """
-    lanes = 2 if processes == 1 else 1  # of an encoder that computes elsewhere, so that it is busy while a shard ends
     if job.encoder.device is not None:
         device = process.choose_device(job.encoder.device)
-        lanes = max(1, lanes_of(device, threads=job.config.threads) // processes)
-    computing = threading.Semaphore(lanes)
-
-    def encode(number: int) -> None:
-        ids, texts = job.read(ShardStore.open(job.records, "records"), number)
-        _warn_of_long_texts(encoder, texts)
-        prepared = encoder.prepare(texts)
-        with computing:
-            vectors = encoder.run(prepared)
-        encoder.verify()
-        job.write(number, ids, vectors)
-
-    with (
-        fixed_threads(job.config.threads),
-        ThreadPoolExecutor(lanes + 1, initializer=torch.set_num_threads, initargs=(job.config.threads,)) as pool,
-    ):
-        try:
-            for task in as_completed([pool.submit(encode, number) for number in numbers]):
-                task.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # after an error, what is under way is finished
+        encoder.lanes = max(1, lanes_of(device, threads=job.config.threads) // processes)
+    records = ShardStore.open(job.records, "records")
+    for number in numbers:
+        ids, texts = job.read(records, number)
+        job.write(number, ids, job.encode(texts, encoder))
 
 
-def _warn_of_long_texts(encoder: Encoder, texts: Sequence[str]) -> None:
-    """Warn about texts whose end the encoder does not read; texts of few bytes are not counted."""
-    if (most := encoder.max_length) is None:
-        return
+def _warn_of_long_texts(texts: Sequence[str], encoder: Encoder, *, most: int) -> None:
+    """Warn about texts of more tokens than `most`, whose end the encoder does not read; short ones are not counted."""
     lengthy = [text for text in texts if len(text.encode()) > most // 2]
     long = sum(count > most for count in encoder.count_tokens(lengthy)) if lengthy else 0
     if long:
@@ -317,12 +305,10 @@ class EncodeTexts:
         self._encoder: Encoder | None = None
 
     def __call__(self, texts: list[str]) -> Vectors:
-        self._encoder = self._encoder or self.job.load(device=self.device)
-        _warn_of_long_texts(self._encoder, texts)
-        with fixed_threads(self.job.config.threads):
-            vectors = self._encoder.run(self._encoder.prepare(texts))
-        self._encoder.verify()
-        return vectors
+        if self._encoder is None:
+            self._encoder = self.job.load(device=self.device)
+            self._encoder.lanes = 1
+        return self.job.encode(texts, self._encoder)
 
 
 def encode_by_tasks(engine: Engine, job: Job, numbers: Sequence[int]) -> None:

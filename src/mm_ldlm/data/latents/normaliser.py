@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core import Rows, StoreError, config
+from mm_ldlm.core import StoreError, config
 from mm_ldlm.core.files import InputFile, inside, json_document, write_bytes, write_json
 from mm_ldlm.data.latents.recognition import Signature
 from mm_ldlm.data.store.shards import FixedColumn
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 
-Kind = Literal["standard", "robust", "whitening", "one_scale"]
+Kind = Literal["standard", "whitening", "one_scale"]
 Vectors = TypeVar("Vectors", npt.NDArray[Any], "torch.Tensor")
 Matrix = npt.NDArray[np.float64]
 log = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ TYPICAL_ROWS = 100
 """Quantiles of the norms of the validation split, the factor by which the range is wider on both sides, and the rows
 that it needs: that of fewer leaves out many of the same kind"""
 _SIGNATURE = "signature.safetensors"
-_NORMAL_IQR = 1.3489795003921634  # of a unit normal
 _READ_ROWS = 16_384
 
 
@@ -47,18 +46,15 @@ class NormaliserConfig:
     """Parameters of the standardisation of latents.
 
     Attributes:
-        kind: "standard" (mean and standard deviation per dimension), "robust" (median, interquartile range over 1.349),
-            "whitening" (mean, and the full covariance turned into the identity; with fewer than 10 rows for each
-            dimension, a mixture with one scale) or "one_scale" (mean per dimension, and for all dimensions the root
-            mean square of their standard deviations), for dimensions that hardly vary and that the others would scale
-            up to noise.
-        robust_rows: "robust" needs all its rows in memory; it uses an even sample of at most this many.
+        kind: "standard" (mean and standard deviation per dimension), "whitening" (mean, and the full covariance turned
+            into the identity; with fewer than 10 rows for each dimension, a mixture with one scale) or "one_scale"
+            (mean per dimension, and for all dimensions the root mean square of their standard deviations), for
+            dimensions that hardly vary and that the others would scale up to noise.
         path: folder of the normaliser of a checkpoint or an export, used instead of fitting one; the weights of a model
             belong to its normaliser.
     """
 
     kind: Kind = "standard"
-    robust_rows: Rows = 200_000
     path: str | None = None
 
 
@@ -81,8 +77,8 @@ class Normaliser:
     """Normaliser z = (x - mean) / scale, or z = (x - mean) W for whitening; `invert` is the inverse.
 
     Attributes:
-        kind: "standard", "robust", "whitening" or "one_scale".
-        mean_d: (d,) float64; the median for "robust".
+        kind: "standard", "whitening" or "one_scale".
+        mean_d: (d,) float64.
         scale_d: (d,) float64, positive; ones for "whitening".
         unit_norm: the encoder's vectors have norm 1, so inverted vectors are scaled to norm 1.
         rows: number of rows that it was fitted on.
@@ -270,16 +266,11 @@ def fit(column: FixedColumn, *, rows: npt.NDArray[np.int64], config: NormaliserC
         return given
     count = len(rows)
     with threadpool_limits(limits=1):
-        if config.kind == "robust":
-            chosen = np.linspace(0, count - 1, min(count, config.robust_rows)).astype(int)
-            values = np.concatenate(list(_pieces(column, rows[chosen])))
-            low, mean_d, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
-            std_d = (high - low) / _NORMAL_IQR
-        else:
-            mean_d, squares = moments(_pieces(column, rows), full=config.kind == "whitening")
-            if config.kind == "whitening":
-                return _whitening(mean_d, squares / max(count - 1, 1), rows=count, unit_norm=unit_norm)
-            std_d = np.sqrt(squares / max(count - 1, 1))
+        mean_d, squares = moments(_pieces(column, rows), full=config.kind == "whitening")
+        variance = squares / max(count - 1, 1)
+        if config.kind == "whitening":
+            return _whitening(mean_d, variance, rows=count, unit_norm=unit_norm)
+    std_d = np.sqrt(variance)
     if config.kind == "one_scale":  # the variance of a dimension is 1 on average; without any variation nothing changes
         scale_d = np.full_like(mean_d, float(np.sqrt(np.square(std_d).mean())) or 1.0)
         return Normaliser(config.kind, mean_d, scale_d, unit_norm, count)
