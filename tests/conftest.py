@@ -90,7 +90,7 @@ def _write_dataset(
     tokenizer = word_tokenizer(*(f"w{i}" for i in range(20)), max_length=max_length)
     tokenizer.save(root / "tokenizer")
     names = list(ids) if ids is not None else [record_id(text) for text in texts]
-    tokens = tokenizer.encode(texts)
+    tokens = [row[:max_length] for row in tokenizer.encode(texts)]
     lengths = [len(row) for row in tokens]
     count = len(texts)
     record = {"id": names, "text": list(texts), "source": ["s"] * count, "split": list(splits), "meta": [None] * count}

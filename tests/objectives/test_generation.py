@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.components import OBJECTIVES_AND_OPTIONS, PROCESSES, SHAPE, configs_o
 from tests.sampling.toys import build, recorded
 from torch import Tensor
 
-from mm_ldlm.core import SamplingError, config
+from mm_ldlm.core import ConfigurationError, SamplingError, config
 from mm_ldlm.diffusion.process import TEXT_PROCESSES
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.base import Batch
@@ -26,6 +27,7 @@ from mm_ldlm.sampling.traces import Recorder
 
 each_objective = pytest.mark.parametrize(("kind", "options"), **labelled(OBJECTIVES_AND_OPTIONS))
 DDIM = latent_sampler("ddim", steps=2)
+SCORES = {"score", "score_given_latent"}
 
 
 class Requests:
@@ -140,16 +142,21 @@ def test_a_run_answers_every_use_that_it_promises_and_each_row_alone(kind: str, 
 
 @each_objective
 def test_lengths_are_distributions_where_they_were_trained(kind: str, options: dict[str, Any]) -> None:
-    root, batch = root_of(kind, options), random_batch()
-    config, model = configs_of(kind, options)
-    made = root.objective.generative_model(root.model)
-    refusals = config.capabilities(model).untrained_lengths
-    for use, conditional in (("l2t", True), ("unconditional", False)):
-        if made.has_length and use in config.capabilities(model) and not refusals.get(use, "no distribution"):
-            values_Bd = batch.fields[made.field] if conditional else None
-            found = made.length_log_probs(values_Bd, rows=4)
-            assert found.shape == (4, SHAPE.max_length)
-            torch.testing.assert_close(found.exp().sum(-1), torch.ones(4))
+    batch, orders = random_batch(), (("together", False), ("text_first", False))
+    for changed in ({}, {"length_weight": 0.0}, {"condition_dropout": 0.0}, {"condition_dropout": 1.0}):
+        try:
+            root, (config, model) = (make(kind, {**options, **changed}) for make in (root_of, configs_of))  # type: ignore[operator, misc]
+        except ConfigurationError:
+            continue
+        made, able = root.objective.generative_model(root.model), config.capabilities(model)
+        assert able.likelihood == "given_length" or changed != {"length_weight": 0.0} or not able.uses & SCORES
+        for use, conditional in (("l2t", True), ("interpolate", True), ("unconditional", False), *orders):
+            if use in able.untrained_lengths:
+                refused = able.untrained_lengths[use] is not None
+                with pytest.raises(SamplingError) if refused else nullcontext():
+                    found = made.length_log_probs(batch.fields[made.field] if conditional else None, rows=4)
+                    assert found.shape == (4, SHAPE.max_length)
+                    torch.testing.assert_close(found.exp().sum(-1), torch.ones(4))
 
 
 @pytest.mark.parametrize("training", [True, False])

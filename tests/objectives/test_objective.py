@@ -171,6 +171,16 @@ def test_pitfall_16_no_random_number_is_drawn_twice(
 
 
 @each_objective
+def test_the_weights_of_the_losses_are_those_of_the_parameters(kind: str, options: dict[str, Any]) -> None:
+    plain, _ = configs_of(kind, options)
+    names = [name for name in vars(plain) if name == "z_loss" or name.endswith("_weight")]
+    numbers = {name: 0.1 + 0.01 * place for place, name in enumerate(names)}
+    weights = root_of(kind, {**options, **numbers}).objective.weights
+    found = {name: weights.get(name.replace("_weight", "_loss"), number) for name, number in numbers.items()}
+    assert found == numbers
+
+
+@each_objective
 def test_steps_on_one_batch_lower_the_loss(kind: str, options: dict[str, Any]) -> None:
     root, batch = root_of(kind, options, stirred=False), random_batch(examples=16)
     optimizer = torch.optim.AdamW([p for p in root.parameters() if p.requires_grad], lr=1e-2)

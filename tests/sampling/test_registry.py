@@ -1,7 +1,9 @@
 """What every registered sampler promises, whatever family it comes from, and what a length is."""
 
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from itertools import product
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -13,11 +15,12 @@ from mm_ldlm.core import ConfigurationError, SamplingError, check, to_dict
 from mm_ldlm.sampling.limits import Length
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, default_text_sampler, latent_sampler, text_sampler
 
+RESULTS = ("tokens", "log_probs", "steps", "calls_per_row")
 INNER = {"blocks": {"block_length": 3, "inner": {"kind": "confidence", "steps": 2, "temperature": 1.0}}}
 
 
 def made(kind: str, **settings: Any) -> Any:
-    return text_sampler(kind, **INNER.get(kind, {}), **settings)
+    return text_sampler(kind, **{**INNER.get(kind, {}), **settings})
 
 
 def fitting(kind: str) -> list[Any]:
@@ -83,6 +86,28 @@ def test_every_setting_of_a_text_sampler_can_be_overridden_or_refused(kind: str)
         assert "steps" not in to_dict(sampler)
     with pytest.raises(ConfigurationError):
         sampler.override(temperature=1e-9)
+
+
+SETTINGS = [(kind, name) for kind in TEXT_SAMPLERS for name, value in vars(made(kind)).items()
+            if name != "kind" and (value is None or isinstance(value, (int, float, str)))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name"), SETTINGS)
+def test_pitfall_01_every_setting_of_a_text_sampler_changes_a_sample_or_its_cost(kind: str, name: str) -> None:
+    """Of one process at least, by a model of the time, or by one of the tokens only where the sampler needs it."""
+    value, hint = getattr(made(kind), name), get_type_hints(type(made(kind)))[name]
+    words = [word for word in get_args(hint) if isinstance(word, str) and word != value]
+    others = words or ([not value] if isinstance(value, bool) else [0.01, 0.5, 2.0, 1])
+    found = list[Any]()
+    for process, timed, other in product(fitting(kind), (True, False), others):
+        denoise = replace(context(timed=timed), unconditional=context(sharpness=0.5).logits)
+        with suppress(SamplingError, ConfigurationError):
+            found += [
+                made(kind, **changed).sample(on(denoise, canvas(9, 5), process)) for changed in ({}, {name: other})
+            ]
+            if any(not torch.equal(getattr(found[-2], each), getattr(found[-1], each)) for each in RESULTS):
+                return
+    assert not found
 
 
 @pytest.mark.parametrize("kind", [*LATENT_SAMPLERS])

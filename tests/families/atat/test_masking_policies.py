@@ -191,9 +191,11 @@ def test_the_dynamic_course_ends_with_hard_tokens_whatever_the_loss() -> None:
     assert curriculum.fractions(STEPS - 1, reached=int(state_4[0])) == (0.0, 0.0, 1.0)
 
 
-def test_the_loss_of_a_new_stage_is_not_compared_with_that_of_the_stage_before() -> None:
+@pytest.mark.parametrize(("falls", "begins"), [(0.96, 100), (1.0, 10)])
+def test_the_loss_of_a_new_stage_is_not_compared_with_that_of_the_stage_before(falls: float, begins: int) -> None:
+    """The second stage begins after a third of the course, or when the loss of two windows is equal."""
     curriculum, state_4 = course("dynamic", window=5), plateau_start()
-    for step in range(150):  # the second stage begins after a third of the course
-        loss = (5.0 if step < WARMUP + 100 else 500.0) * 0.96**step
+    for step in range(150):
+        loss = 5.0 * falls**step if step < WARMUP + begins else 500.0 * 0.96**step
         state_4 = plateau_after(state_4, curriculum, loss, step=step)
     assert int(state_4[0]) == 2

@@ -17,6 +17,8 @@ from torch import Tensor
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.held_out import held_out
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.families.atat.curriculum import factors
+from mm_ldlm.families.atat.masking_policies import mask_rates
 from mm_ldlm.families.atat.objective import frequency_prior, rank_by_row
 from mm_ldlm.inference.loading import load_run
 
@@ -40,11 +42,43 @@ def test_it_is_masked_diffusion_in_evaluation_and_with_uniform_masks(training: b
         torch.testing.assert_close(found[name], plain[name], msg=name)
 
 
-@pytest.mark.parametrize("options", [ESTIMATOR, {"importance": "frequency_only", "policy": "inverse"}])
-def test_importance_decides_the_masks_of_training(options: dict[str, Any]) -> None:
-    found = losses_of(root_of("adaptive_masking", options), training=True)
-    plain = losses_of(root_of("text_diffusion", {}), training=True)
-    assert found["text_loss"][0].item() != pytest.approx(plain["text_loss"][0].item())
+@pytest.mark.parametrize("sharpening", [True, False])
+def test_a_step_weighs_each_mask_by_its_rate_and_stage_and_ranks_the_masks_of_a_text(sharpening: bool) -> None:
+    options = {"noised_inputs": 0.0, "warmup_steps": 0, "curriculum": {}, "policy": "inverse", "temperature": 0.5}
+    root, seen = root_of("adaptive_masking", {**ESTIMATOR, **options, "time_sharpening": sharpening}), list[Any]()
+    objective, batch = root.objective, random_batch(examples=32)
+    root.model.register_forward_hook(lambda *call: seen.append((*call[1], call[2], call[3].logits)), with_kwargs=True)
+    found = dict(root(batch, RowGenerator(0, batch.position_B), "text", 50))
+    ((noisy_BL, named, logits_MV),) = seen
+    valid_BL, masked_BL, t_B = batch.valid_BL, noisy_BL != batch.tokens_BL, named["t_B"]
+    importance_BL = objective.importance(batch.tokens_BL, valid_BL)
+    rates = mask_rates(
+        "inverse", importance_BL, valid_BL, t_B, schedule=objective.process.schedule, temperature=0.5,
+        time_sharpening=sharpening,
+    )  # fmt: skip
+    assert bool((rates.probability_BL[masked_BL] > 0).all())
+    expected = (rates.probability_BL.sum(), (rates.probability_BL * (1 - rates.probability_BL)).sum().sqrt())
+    assert float((masked_BL.sum() - expected[0].detach()).abs() / expected[1].detach()) < 4
+    nll_BL = torch.zeros(noisy_BL.shape).masked_scatter(
+        masked_BL, -logits_MV.log_softmax(-1).gather(1, batch.tokens_BL[masked_BL][:, None])[:, 0]
+    )
+    weight_BL = rates.weight_BL * factors(importance_BL, valid_BL, objective.curriculum.fractions(50))
+    torch.testing.assert_close(found["text_loss"][0], (nll_BL * weight_BL)[masked_BL].sum().float())
+    several_BL = masked_BL & (masked_BL.sum(1, keepdim=True) > 1)
+    assert bool((masked_BL != several_BL).any())
+    error_BL = objective.estimator(batch.tokens_BL, valid_BL) - rank_by_row(nll_BL, masked_BL)
+    torch.testing.assert_close(found["importance_loss"][0], error_BL[several_BL].square().sum())
+    values = importance_BL[valid_BL]
+    for name, value in zip(
+        ("mean", "std", "min", "max"),
+        (values.mean(), values.std(correction=0), values.min(), values.max()),
+        strict=True,
+    ):
+        total, count = found[f"importance_{name}"]
+        torch.testing.assert_close(total / count, value.detach(), check_dtype=False)
+    denoiser = objective.generative_model(root.model).text_denoiser(None, RowGenerator(0, batch.position_B))
+    power_B1 = 1 / (t_B + 0.1)[:, None] if sharpening else 1
+    torch.testing.assert_close(denoiser.importance(batch.tokens_BL, t_B)[valid_BL], (importance_BL**power_B1)[valid_BL])
 
 
 def test_the_estimator_learns_from_its_own_loss_alone_and_the_denoiser_from_the_other() -> None:
@@ -99,12 +133,14 @@ def test_ranks_order_the_chosen_values_of_each_text(rows: list[list[tuple[float,
 
 
 def test_importance_that_is_alike_for_all_tokens_is_reported_once() -> None:
-    objective = root_of("adaptive_masking", {**ESTIMATOR, "warmup_steps": 5}).objective
+    options = {**ESTIMATOR, "warmup_steps": 5, "curriculum": {"pace": "dynamic", "window": 4}}
+    objective = root_of("adaptive_masking", options).objective
 
     def told(step: int, deviation: float) -> bool:
-        return objective.observe({"text_nll": (1.0, 1.0), "importance_std": (deviation, 1.0)}, step=step) is not None
+        return objective.observe({"text_nll": (6.0, 3.0), "importance_std": (deviation, 1.0)}, step=step) is not None
 
     assert [told(4, 0.0), told(5, 0.0), told(6, 0.0), told(7, 0.2), told(8, 0.0)] == [False, True, False, False, True]
+    assert float(objective.plateau_4[3]) == 2.0, "the mean loss of the last window"
 
 
 def test_the_pieces_of_importance_are_mixed_as_the_mode_says() -> None:

@@ -192,8 +192,8 @@ def test_a_gap_is_filled_at_the_end_of_a_text_only(refuses):
     found = run.infill(["w1 w2 [MASK]", "w3 [MASK]"], temperature=1.0).texts
     assert [text.split()[:given] for text, given in zip(found, (2, 1), strict=True)] == [["w1", "w2"], ["w3"]]
     assert any(len(text.split()) > 3 for text in found)
-    with refuses(SamplingError, "autoregressive", 1):
-        run.infill("w1 [MASK] w2")
+    with refuses(SamplingError, "autoregressive", 2):
+        run.infill("w1 [MASK] w2 w3")
 
 
 @pytest.mark.parametrize("bad", [{"top_p": 0.0}, {"temperature": -1.0}, {"top_k": 0}, {"steps": 4}])

@@ -189,6 +189,23 @@ def test_a_model_that_ignores_z_is_sampled_as_in_masked_diffusion() -> None:
     assert torch.equal(found.calls_per_row, plain.calls_per_row)
 
 
+def test_z_begins_as_noise_of_no_word_and_follows_the_filtered_estimate() -> None:
+    objective, seen = objective_of(), list[Tensor]()
+
+    def predict(tokens_AL: Tensor, t_A: Tensor, z_ALI: Tensor, asked_AL: Tensor) -> Tensor:
+        seen.append(z_ALI[..., WORDS])
+        return torch.zeros(int(asked_AL.sum()), V)
+
+    denoiser = dataclasses.replace(generation(objective).text_denoiser(None, rows(1)), predict=predict)
+    canvas = Canvas(denoise=denoiser, process=objective.process, tokens=torch.full((1, 4000), MASK), generator=rows(1))
+    text_sampler("candi", steps=2, temperature=0.0).sample(canvas)
+    torch.testing.assert_close(seen[0].mean(1), torch.zeros(1, W), atol=0.1, rtol=0)
+    at_1, at_half = (objective.noise.std(objective.process.mask_probability(torch.tensor(t))) for t in (1.0, 0.5))
+    left = float(at_half / at_1)
+    estimate_1LW = (seen[1] - left * seen[0]) / (1 - left)
+    torch.testing.assert_close(estimate_1LW.amax(-1), torch.ones(1, 4000), atol=1e-3, rtol=0)
+
+
 def test_a_sample_depends_on_its_row_and_keeps_given_tokens() -> None:
     objective, sampler = objective_of(), text_sampler("candi", steps=4)
     denoiser = generation(objective).text_denoiser(None, rows(4))

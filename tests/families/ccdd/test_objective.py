@@ -1,5 +1,6 @@
 """CCDD: what the model receives in training, in a likelihood and in joint sampling, what the sampler promises, and the rows of states."""
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,11 +29,13 @@ from mm_ldlm.sampling.gaussian import grid
 from mm_ldlm.sampling.registry import text_sampler
 
 
-def test_dropped_states_have_the_same_time_in_training_as_in_a_likelihood() -> None:
-    root, batch, calls = root_of("ccdd", {"condition_dropout": 0.5}), random_batch(examples=16), list[dict[str, Any]]()
+@pytest.mark.parametrize("timesteps", ["shared", "separate"])
+def test_dropped_states_have_the_same_time_in_training_as_in_a_likelihood(timesteps: str) -> None:
+    options = {"condition_dropout": 0.5, "timesteps": timesteps}
+    root, batch, calls = root_of("ccdd", options), random_batch(examples=16), list[dict[str, Any]]()
     root.model.register_forward_pre_hook(lambda module, args, named: calls.append(named), with_kwargs=True)
     generator = RowGenerator(0, batch.position_B)
-    root(batch, generator, root.objective.kinds[0], 0)
+    losses = root(batch, generator, root.objective.kinds[0], 0)
     root.objective.generative_model(root.model).likelihood(
         batch.tokens_BL, latents_Bd=None, draws=1, generator=generator
     )
@@ -41,7 +44,9 @@ def test_dropped_states_have_the_same_time_in_training_as_in_a_likelihood() -> N
     assert 0 < int(dropped_B.sum()) < 16
     assert bool(alone["null_state_B"].all())
     assert torch.equal(training["t_state_B"][dropped_B], alone["t_state_B"][dropped_B])
-    assert torch.equal(training["t_state_B"][~dropped_B], training["t_text_B"][~dropped_B])
+    shared = torch.equal(training["t_state_B"][~dropped_B], training["t_text_B"][~dropped_B])
+    assert shared == (timesteps == "shared")
+    assert int(losses["state_error"][1]) == int(batch.valid_BL[~dropped_B].sum()), "dropped states have no error"
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -51,7 +56,7 @@ def test_the_states_of_a_text_are_those_of_its_own_tokens(name: str) -> None:
     whole: Any = load_encoder(LocalEncoderConfig(**given))
     assert isinstance(encoder, TransformerEncoder)
     special = {*encoder.tokenizer.all_special_ids} - {encoder.tokenizer.unk_token_id}
-    texts = ["", *(" ".join(WORDS_OF_TEXTS[:count]) for count in (1, 5, 20))]
+    texts = ["", "\u2603 \u2603", *(" ".join(WORDS_OF_TEXTS[:count]) for count in (1, 5, 20))]
     for text, (ids_n, states_nd) in zip(texts, token_states.states_of(encoder, texts), strict=True):
         ((alone_n, alone_nd),) = token_states.states_of(whole, [text])
         inner = [i for i in encoder.tokenise([text])[0] if i not in special]
@@ -104,6 +109,7 @@ def test_each_state_goes_from_noise_to_the_estimate_of_its_own_token() -> None:
     points = grid(SCHEDULE, steps=STEPS, t_max=1.0)
     first = seen[0][1]
     assert first.shape == (2, 5, DIM)
+    assert not torch.equal(seen[-1][1], sampled([5, 3], eta=0.5)[1][-1][1])
     for number, (t, z, _) in enumerate(seen):
         assert t == pytest.approx([1 - number / STEPS] * 2)
         expected = points[number].signal * clean(5) + points[number].noise * first
@@ -144,6 +150,9 @@ def test_a_model_without_states_and_guidance_without_dropout_are_refused() -> No
     denoise, guided = joint(dropped=False)[0], text_sampler("joint_states", guidance=2.0)
     with pytest.raises(SamplingError, match=r"guidance 2\.0"):
         guided.sample(Canvas(denoise=denoise, tokens=canvas(3), process=build(), generator=rows(1)))
+    never = root_of("ccdd", {"condition_dropout": 0.0})
+    assert not never.objective.generative_model(never.model).text_denoiser(None, rows(1)).dropped
+    assert sampler.sample(Canvas(denoise=denoise, tokens=canvas(3), process=build(), generator=rows(1))).model_calls
 
 
 def test_it_writes_what_is_open_row_by_row() -> None:
@@ -163,7 +172,7 @@ def test_it_writes_what_is_open_row_by_row() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 12), st.integers(1, 5), st.data())
+@given(st.lists(st.integers(1, 15), min_size=1, max_size=20), st.integers(1, 12), st.integers(1, 5), st.data())
 def test_the_states_of_records_are_those_of_their_tokens_in_shards_of_whole_records(
     tmp_path_factory: pytest.TempPathFactory, write_dataset: Any,
     lengths: list[int], size: int, at_once: int, data: st.DataObject,
@@ -171,10 +180,12 @@ def test_the_states_of_records_are_those_of_their_tokens_in_shards_of_whole_reco
     folder = tmp_path_factory.mktemp("states")
     texts = [" ".join(f"w{(7 * number + place) % 20}" for place in range(n)) for number, n in enumerate(lengths)]
     made = write_dataset(folder, texts, ["train"] * len(texts), ids=[str(number) for number in range(len(texts))])
+    lengths = [min(n, made.tokenizer.max_length) for n in lengths]
 
     def states_of(encoder: Any, some: list[str]) -> list[Any]:
         """The state of a token is its id, its place and the length of its text."""
-        rows = [np.array(row) for row in made.tokenizer.encode(some)]
+        values, offsets = made.tokenizer.encode_base(some)
+        rows = [values[first:last] for first, last in itertools.pairwise(offsets)]
         return [(ids, np.stack([ids, np.arange(len(ids)), 0 * ids + len(ids)], 1)) for ids in rows]
 
     loaded: Any = TransformerEncoder.__new__(TransformerEncoder)
@@ -194,6 +205,6 @@ def test_the_states_of_records_are_those_of_their_tokens_in_shards_of_whole_reco
     found_BLd = feature.field(store, made.tokens).batch(np.array(records, np.int64))
     expected = states_of(encoder, [texts[record] for record in records])
     assert [row[: lengths[record]].tolist() for row, record in zip(found_BLd, records, strict=True)] == [
-        states_nd.tolist() for _, states_nd in expected
+        states_nd[: made.tokenizer.max_length].tolist() for _, states_nd in expected
     ]
     assert len(store) == sum(lengths)
