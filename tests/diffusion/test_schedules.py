@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_ldlm.core import ConfigurationError, Kinds, parse_kind
-from mm_ldlm.diffusion.gaussian import Parameterisation, add_noise, convert, target, to_x0_and_eps
-from mm_ldlm.diffusion.min_snr import loss_weight
+from mm_ldlm.diffusion.gaussian import Parameterisation, add_noise, convert, loss_weight, target, to_x0_and_eps
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import (
     GAUSSIAN_SCHEDULES,

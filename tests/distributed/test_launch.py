@@ -38,7 +38,6 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         ("exits", r"rank 1 ended with exit code 7 .*the last words", ""),
         ("is_killed", r"rank 1 was ended by SIGKILL from outside", ""),
         ("exits_beside_a_collective", r"rank 1 ended with exit code 7", ""),
-        pytest.param("leaves_beside_a_collective", r"rank 1 ended with exit code 0", "", marks=pytest.mark.slow),
         pytest.param("is_terminated_beside_a_collective", r"rank 1 was ended by SIGTERM", "", marks=pytest.mark.slow),
         pytest.param("aborts_beside_a_collective", r"rank 1 was ended by SIGABRT", "", marks=pytest.mark.slow),
     ],

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.components import random_batch, root_of
+from tests.components import random_batch
 from torch import Tensor, nn
 
 from mm_ldlm.core import ConfigurationError, config, parse, parse_kind
@@ -254,20 +254,6 @@ def test_a_model_with_too_few_logits_is_refused(head: str, many: str, refuses: A
         parameter.data = parameter.data[:3].clone()
     with refuses(ConfigurationError, many, "found 3"):
         root(random_batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
-
-
-def test_a_module_that_a_class_attribute_hides_is_refused(refuses: Any) -> None:
-    class Hiding(torch.nn.Module):
-        schedule = None
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.schedule = torch.nn.Linear(1, 1)
-
-    objective = root_of("text_diffusion", {}).objective
-    objective.own = Hiding()
-    with refuses(ConfigurationError, "objective.own", "schedule"):
-        TrainableRoot(torch.nn.Linear(1, 1), objective)
 
 
 def test_parameters_of_an_objective_belong_to_its_part_unless_they_have_their_own() -> None:

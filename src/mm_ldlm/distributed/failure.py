@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from mm_ldlm.core import MMLDLMError
@@ -19,8 +18,6 @@ from mm_ldlm.core.files import write_text
 from mm_ldlm.distributed import environment
 
 _NOTED = "mm_ldlm_raised"
-_DONE = "done"
-"""File in the log folder of a rank that did its work; one that ends with exit code 0 before has none"""
 _ENDED = "ended"
 """File in the log folder of a rank that a signal ended: its stack at that moment"""
 _CONSEQUENCES = (-signal.SIGTERM, -signal.SIGABRT)
@@ -92,8 +89,6 @@ def recorded() -> Iterator[None]:
         if isinstance(error, MMLDLMError):
             sys.exit(f"{type(error).__name__}: {error}")
         raise
-    if path is not None:
-        Path(path).with_name(_DONE).touch()
 
 
 def record(error: BaseException, path: str) -> None:
@@ -131,7 +126,6 @@ def explain(failures: Mapping[int, Any], log_directory: Path, *, since: float) -
     records = sorted(_records(log_directory, since), key=lambda found: (not found.is_ours, found.time))
     known = {found.rank for found in records}
     begin = min(item.timestamp for item in failures.values())
-    failures = {**_left(failures, log_directory, begin), **failures}
     silent = [
         rank
         for rank, item in failures.items()
@@ -152,17 +146,6 @@ def _records(log_directory: Path, since: float) -> Iterator[Failure]:
             found = Failure(**{**plain, "log": str(path.parent / "stderr.log")})
             if found.time >= since:
                 yield found
-
-
-def _left(failures: Mapping[int, Any], log_directory: Path, begin: float) -> dict[int, Any]:
-    """Find the ranks of this host that ended with exit code 0, as by `os._exit(0)`, before their work was done."""
-    first = min(rank - item.local_rank for rank, item in failures.items())
-    attempts = sorted(log_directory.glob("*/attempt_*"), key=lambda path: path.stat().st_mtime)
-    ranks = [int(log.parent.name) for log in attempts[-1].glob("*/stderr.log")] if attempts else []
-    return {
-        first + local: SimpleNamespace(local_rank=local, exitcode=0, timestamp=begin)
-        for local in ranks if not (attempts[-1] / str(local) / _DONE).exists()
-    }  # fmt: skip
 
 
 def _signalled(failures: Mapping[int, Any], log_directory: Path, *, before: Sequence[Path]) -> list[int]:

@@ -74,11 +74,6 @@ class Parallel:
             p.grad = None
         return held
 
-    @property
-    def gradient_scale(self) -> float:
-        """Factor for a loss that is a part of the global sum, because DDP and FSDP average gradients over ranks."""
-        return float(self.process.world)
-
 
 def shard(module: nn.Module, blocks: list[nn.Module], process: Process) -> None:
     """Shard each block, then the rest, with FSDP2, in place.

@@ -105,8 +105,11 @@ class Capabilities:
         length of the texts (None: it chooses no lengths), and `lengths` go to `length_refusal`.
         """
         reason = self.refusal(use)
-        if reason is None and order and use == "unconditional" and self.joint_orders:
-            reason = self.order_refusal(order)
+        if reason is None and order not in ("", *self.joint_orders) and use == "unconditional" and self.joint_orders:
+            reason = (
+                f"this run cannot generate texts and latents in the order '{order}': it was trained with "
+                f"{self.trained_as}. Orders that it supports: {', '.join(self.joint_orders)}."
+            )
         return reason or self.length_refusal(length, use, order=order, **lengths)
 
     def length_refusal(
@@ -143,16 +146,6 @@ class Capabilities:
         if scale == 1.0 or ((given_latent or field is not None) and use in self.guided):
             return None
         return str(no_condition(scale))
-
-    def order_refusal(self, order: str) -> str | None:
-        """Explain why a text and its latent cannot be generated in this order; None if they can."""
-        if order in self.joint_orders:
-            return None
-        known = ", ".join(self.joint_orders) or ("none" if self.fields else "none: it has no latents")
-        return (
-            f"this run cannot generate texts and latents in the order '{order}': it was trained with "
-            f"{self.trained_as}. Orders that it supports: {known}."
-        )
 
 
 def untrained_lengths(objective: Any, *, given: bool | None) -> str | None:

@@ -87,13 +87,28 @@ class ModalityGeneration(DenoiserGeneration):
     def both(
         self, canvas_BL: Tensor, *, text: Any, latent: Any, generator: RowGenerator
     ) -> tuple[TextSample, LatentSample]:
+        def predict(
+            tokens_BL: Tensor, z_Bd: Tensor, t_B: Tensor, asked_BL: Tensor, x0_Bd: Tensor | None
+        ) -> tuple[Tensor, Tensor]:
+            out = self.model(
+                tokens_BL,
+                valid_BL=tokens_BL != self.shape.pad_id,
+                t_text_B=t_B,
+                latents_Bd=z_Bd,
+                t_latent_B=t_B,
+                self_condition_Bd=x0_Bd,
+                logits_at=asked_BL,
+                heads=("text", "latent"),
+            )
+            return out.logits, out.latent_Bd
+
         canvas = Canvas(
-            denoise=self._joint_denoiser(), process=self.process, tokens=canvas_BL, generator=generator,
+            denoise=self._latent_denoiser(predict), process=self.process, tokens=canvas_BL, generator=generator,
             observe=text.observe,
         )  # fmt: skip
         return together(canvas, dim=self.dim, draw=text.draw, latent=latent)
 
-    def _latent_denoiser(self, predict: Predict, unconditional: Predict | None = None) -> LatentDenoiser:
+    def _latent_denoiser(self, predict: Any, unconditional: Predict | None = None) -> LatentDenoiser:
         return LatentDenoiser(
             predict=predict,
             unconditional=unconditional,
@@ -116,26 +131,3 @@ class ModalityGeneration(DenoiserGeneration):
             ).latent_Bd
 
         return predict
-
-    def _joint_denoiser(self) -> LatentDenoiser:
-        def predict(
-            tokens_BL: Tensor, z_Bd: Tensor, t_B: Tensor, asked_BL: Tensor, x0_Bd: Tensor | None
-        ) -> tuple[Tensor, Tensor]:
-            out = self.model(
-                tokens_BL,
-                valid_BL=tokens_BL != self.shape.pad_id,
-                t_text_B=t_B,
-                latents_Bd=z_Bd,
-                t_latent_B=t_B,
-                self_condition_Bd=x0_Bd,
-                logits_at=asked_BL,
-                heads=("text", "latent"),
-            )
-            return out.logits, out.latent_Bd
-
-        return LatentDenoiser(
-            predict=predict,
-            schedule=self.modality.schedule,
-            parameterisation=self.modality.parameterisation,
-            self_condition=self.config.self_condition,
-        )

@@ -39,14 +39,6 @@ class TrainableRoot(nn.Module):
                     "or the schedule."
                 )
 
-        for path, module in self.named_modules():
-            if hidden := sorted(name for name in module._modules if hasattr(type(module), name)):
-                raise ConfigurationError(
-                    f"expected names of modules in {path} that no class attribute has, found {', '.join(hidden)}, "
-                    f"which {type(module).__name__} also has as a class attribute. Rename the modules; a property may "
-                    "return them."
-                )
-
     def call_as(self, model: nn.Module) -> None:
         """Let the forward pass call this form of the model, such as the compiled one, which shares its parameters."""
         object.__setattr__(self, "forward_model", model)  # not a submodule: its parameters would be listed twice

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from mm_ldlm.core import Fraction, NonNegativeFloat, PositiveFloat, config, refuse_if
 from mm_ldlm.diffusion import gaussian
-from mm_ldlm.diffusion.min_snr import loss_weight
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GaussianSchedule, Scales, SmallestTime
 from mm_ldlm.diffusion.times import antithetic
@@ -76,7 +75,7 @@ class GaussianModality(nn.Module):
         """
         kind, scales, name = self.parameterisation, noisy.scales, self.name
         want_Bd = gaussian.target(kind, noisy.x0_Bd, noisy.noise_Bd, scales)
-        w_B = loss_weight(
+        w_B = gaussian.loss_weight(
             getattr(self.config, f"{name}_loss"), scales.snr_B, parameterisation=kind, gamma=self.config.min_snr_gamma
         )
         error_B = torch.where(real_B, (prediction_Bd.float() - want_Bd).square().mean(1), 0.0)

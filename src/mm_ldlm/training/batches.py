@@ -65,7 +65,6 @@ class BatchPlan:
 
     def __init__(self, lengths: Ints, config: BatchConfig, *, seed: int, max_length: int) -> None:
         self.lengths, self.config, self.seed, self.max_length = lengths, config, seed, max_length
-        self._cached: tuple[int, list[tuple[Ints, int]]] | None = None
 
     def size_of(self, length: int) -> int:
         """Compute the number of examples in a full global batch of padded `length`."""
@@ -81,9 +80,21 @@ class BatchPlan:
 
     def epoch(self, number: int) -> list[tuple[Ints, int]]:
         """List (examples, padded length) of every batch of an epoch, in order."""
-        if self._cached is None or self._cached[0] != number:
-            self._cached = (number, self._plan(number))
-        return self._cached[1]
+        order = np.random.default_rng([self.seed, number]).permutation(len(self.lengths))
+        padded = self._padded_lengths()[order]
+        found: list[tuple[int, Ints, int]] = []  # (position in the permutation that filled the batch, examples, length)
+        left = np.empty(0, np.int64)
+        for length in np.unique(padded).tolist():
+            places = np.sort(np.concatenate([left, np.flatnonzero(padded == length)]))
+            size = self.size_of(length)
+            full = len(places) // size * size
+            for part in places[:full].reshape(-1, size):
+                found.append((int(part[-1]), order[part], length))
+            left = places[full:]
+        found.sort(key=lambda item: item[0])
+        if len(left):
+            found.append((len(order), order[left], int(padded[left].max())))
+        return [(examples, length) for _, examples, length in found]
 
     def from_(self, epoch: int, index: int) -> Iterator[Planned]:
         """Yield batches without end, starting at batch `index` of `epoch`."""
@@ -112,23 +123,6 @@ class BatchPlan:
         """Round every length up to the next multiple, at most the model's maximum length: (N,)."""
         multiple = self.config.length_multiple
         return np.minimum(-(-self.lengths // multiple) * multiple, self.max_length)
-
-    def _plan(self, number: int) -> list[tuple[Ints, int]]:
-        order = np.random.default_rng([self.seed, number]).permutation(len(self.lengths))
-        padded = self._padded_lengths()[order]
-        found: list[tuple[int, Ints, int]] = []  # (position in the permutation that filled the batch, examples, length)
-        left = np.empty(0, np.int64)
-        for length in np.unique(padded).tolist():
-            places = np.sort(np.concatenate([left, np.flatnonzero(padded == length)]))
-            size = self.size_of(length)
-            full = len(places) // size * size
-            for part in places[:full].reshape(-1, size):
-                found.append((int(part[-1]), order[part], length))
-            left = places[full:]
-        found.sort(key=lambda item: item[0])
-        if len(left):
-            found.append((len(order), order[left], int(padded[left].max())))
-        return [(examples, length) for _, examples, length in found]
 
 
 def _filled(values: npt.NDArray[Any], count: int, *, value: int = 0) -> npt.NDArray[Any]:

@@ -25,13 +25,11 @@ def learning_rate_factor(config: OptimizerConfig, *, step: int, max_steps: int) 
     return config.min_lr_ratio + (1 - config.min_lr_ratio) * fall
 
 
-def decays(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
-    """Return whether a parameter has weight decay: only matrices that multiply activations have it."""
-    return parameter.ndim >= 2 and name == "weight" and not isinstance(module, nn.Embedding)
-
-
 def parameter_groups(root: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Group (name, parameter) by decay; every trainable parameter is in exactly one group."""
+    """Group (name, parameter) by decay, which only matrices that multiply activations have.
+
+    Every trainable parameter is in exactly one group.
+    """
     decayed: dict[str, Any] = {"params": [], "weight_decay": config.weight_decay}
     plain: dict[str, Any] = {"params": [], "weight_decay": 0.0}
     seen: set[int] = set()
@@ -40,7 +38,8 @@ def parameter_groups(root: nn.Module, config: OptimizerConfig) -> list[dict[str,
             if not parameter.requires_grad or id(parameter) in seen:
                 continue
             seen.add(id(parameter))
-            group = decayed if decays(module, name, parameter) else plain
+            multiplies = parameter.ndim >= 2 and name == "weight" and not isinstance(module, nn.Embedding)
+            group = decayed if multiplies else plain
             group["params"].append((f"{module_name}.{name}".removeprefix("."), parameter))
     return [group for group in (decayed, plain) if group["params"]]
 

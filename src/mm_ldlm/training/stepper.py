@@ -82,7 +82,8 @@ class Stepper:
                 with self.autocast():
                     losses = self.parallel.module(batch, generator, kind, step)
                 loss = total(losses, self.objective, batch)
-                self.scaler.scale(loss * self.parallel.gradient_scale).backward()
+                # a part of the global sum: DDP and FSDP average the gradients over ranks
+                self.scaler.scale(loss * self.process.world).backward()
             tally.add(losses, loss)
         return kind, tally
 

@@ -1,6 +1,5 @@
 """Throughput and time budget: tokens per second, utilisation, remaining seconds."""
 
-import functools
 import math
 import time
 
@@ -22,8 +21,7 @@ class Throughput:
         self._norms: list[float] = []
         self._waited = loader.waited
         self._began: float | None = None  # end of the first step, which compiles
-        self._last_end = 0.0
-        self._measured = 0  # padded tokens of the steps after it
+        self._measured = 0  # steps after it
         self.flops_per_token = 0.0
 
     def out_of_time(self) -> bool:
@@ -40,30 +38,21 @@ class Throughput:
     def stepped(self, planned: Planned) -> None:
         """Record the tokens of a step."""
         self._tokens += planned.tokens
-        padded, now = len(planned.examples) * planned.length, time.perf_counter()
-        self._padded += padded
+        self._padded += len(planned.examples) * planned.length
         self._steps += 1
         if self._began is None:
-            self._began = now
+            self._began = time.perf_counter()
         else:
-            self._measured += padded
-        self._last_end = now
-
-    @functools.cached_property
-    def _mean_padded(self) -> float:
-        """Padded tokens of a global batch on average, which is the same in every epoch."""
-        batches = self.loader.plan.epoch(self.state.epoch)
-        return sum(len(examples) * length for examples, length in batches) / len(batches)
+            self._measured += 1
 
     def _seconds_left(self) -> float | None:
         """Estimate the seconds until the last step or the end of `max_minutes`; None before a step was measured.
 
-        The seconds per padded token include validation and checkpoints, which continue at the same intervals.
+        The seconds per step include validation and checkpoints, which continue at the same intervals.
         """
         if self._began is None or not self._measured:
             return None
-        rate = (self._last_end - self._began) / self._measured
-        left = (self.max_steps - self.state.step) * rate * self._mean_padded
+        left = (self.max_steps - self.state.step) * (time.perf_counter() - self._began) / self._measured
         return left if self.max_minutes is None else min(left, max(0.0, self.max_minutes * 60 - self.state.seconds))
 
     def count_seconds(self) -> None:

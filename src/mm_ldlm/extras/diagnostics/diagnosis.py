@@ -120,7 +120,7 @@ def _repeat(found: Findings, stepper: Stepper, micros: list[Batch], *, step: int
             losses = stepper.losses(batch, kind=found.kind, draw=draw, step=step)
             wrong = [name for name, (value, _) in losses.items() if name in objective.weights and not _finite(value)]
             found.losses += [name for name in wrong if name not in found.losses]
-            loss = total(losses, objective, batch) * stepper.parallel.gradient_scale
+            loss = total(losses, objective, batch) * stepper.process.world
             gradients = stepper.parallel.gradients(stepper.scaler.scale(loss))
             _gradients(found, {name: g for name, g in gradients.items() if g is not None})
     finally:

@@ -21,7 +21,6 @@ from torch.nn import functional as F
 
 from mm_ldlm.core import Fraction, PositiveFloat, SamplingError, bounded, config
 from mm_ldlm.diffusion import gaussian
-from mm_ldlm.diffusion.min_snr import loss_weight
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GAUSSIAN_SCHEDULES, CosineLatents, GaussianSchedule, Scales
 from mm_ldlm.families.ccdd.model import TextAndStatesModel
@@ -205,7 +204,7 @@ class CcddObjective(TextDiffusion):
         self, found_BLd: Tensor, z0_BLd: Tensor, scales: Scales, t_B: Tensor, batch: Batch, dropped_B: Tensor
     ) -> Losses:
         """Sum over tokens w(SNR) · the mean over d of the squared error; texts whose states are dropped have none."""
-        w_B = loss_weight(self.config.state_loss, scales.snr_B.float(), parameterisation="x0")
+        w_B = gaussian.loss_weight(self.config.state_loss, scales.snr_B.float(), parameterisation="x0")
         chosen_BL = batch.valid_BL & ~dropped_B[:, None]
         error_BL = torch.where(chosen_BL, (found_BLd - z0_BLd).square().mean(2), 0.0)
         losses: Losses = {"state_loss": ((w_B[:, None] * error_BL).sum(), batch.valid_BL.sum())}
