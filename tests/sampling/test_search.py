@@ -43,13 +43,14 @@ NOWHERE = torch.zeros(3, 1)
 """Latents of three targets whose texts have no errors"""
 
 
-def run(bench=None, canvas=None, price=0, **config):
+def run(bench=None, canvas=None, price=0, at_once=1_000, **config):
     bench = bench or Bench()
     config = SearchConfig(**({"candidates": 4, "rounds": 2} | config))
     canvas = torch.full((3, config.candidates, 6), MASK) if canvas is None else canvas
     return bench, search(
         canvas, config=config, write=bench.write, reembed=bench.reembed, latents_Bd=NOWHERE, mask_id=MASK, pad_id=PAD,
         generator=rows(3), prices=dict.fromkeys(("first", "drawn", "child"), torch.tensor(price)),
+        at_once=at_once,
     )  # fmt: skip
 
 
@@ -72,6 +73,8 @@ def test_costs_are_counted():
     bench, result = run(candidates=3, rounds=2, good_enough=2.0)
     assert int(result.encoder_calls_per_row.sum()) == bench.encoded
     assert result.model_calls_per_row.tolist() == [3 * 3 * 3] * 3  # three calls a sample, K + R·K samples
+    few_at_once = run(candidates=3, rounds=2, good_enough=2.0, at_once=2)[1]
+    assert all(torch.equal(vars(few_at_once)[name], value) for name, value in vars(result).items())
 
 
 @given(
@@ -198,16 +201,16 @@ def test_the_first_text_of_every_length_is_greedy():
 
     class Watched(Bench):
         def write(self, canvas, target, generator, how, latents):
-            asked.append(how)
+            asked.extend([how] * len(canvas))
             return super().write(canvas, target, generator, how, latents)
 
     canvas = torch.full((3, 4, 6), MASK)
     canvas[:, 1::2, 5] = PAD  # lengths 6, 5, 6, 5
     run(Watched(right=0.5), canvas=canvas, rounds=0)
-    assert asked == ["first", "first", "drawn", "drawn"]
+    assert asked == ["first"] * 6 + ["drawn"] * 6
     asked.clear()
     run(Watched(right=0.5), rounds=0)
-    assert asked == ["first", "drawn", "drawn", "drawn"]
+    assert asked == ["first"] * 3 + ["drawn"] * 9
 
 
 class Spelling(Bench):

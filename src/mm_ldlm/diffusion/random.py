@@ -106,6 +106,10 @@ class RowGenerator:
         """Return the same stream, at the same draw, for `rows[index]` (indices or a boolean mask)."""
         return self._like(self.rows[index], self._key, self._draws)
 
+    def numbered(self, number_B: Tensor) -> "RowGenerator":
+        """Make streams of the same rows that differ by these numbers (B,) below 2¹⁶, as a fork of each row would."""
+        return self._like(self.rows * (1 << 16) + number_B, self._key, self._draws)
+
     # -- internals --------------------------------------------------------------------------------------------------
 
     def _like(self, rows: Tensor, key: int, draws: int) -> "RowGenerator":

@@ -131,9 +131,9 @@ class Drafts(NamedTuple):
         """Return some of the drafts."""
         return Drafts(*(value[index] for value in self))
 
-    def replaced(self, rows: Tensor, drafts: "Drafts") -> "Drafts":
-        """Replace the drafts of some targets."""
-        return Drafts(*(value.index_copy(0, rows, new) for value, new in zip(self, drafts, strict=True)))
+    def replaced(self, place: tuple[Tensor, ...], drafts: "Drafts") -> "Drafts":
+        """Replace the drafts at `place`, an index for each axis."""
+        return Drafts(*(value.index_put(place, new) for value, new in zip(self, drafts, strict=True)))
 
 
 Compare = Callable[[Tensor, Drafts, int], None]
@@ -154,26 +154,35 @@ class Search:
 
     def __init__(
         self, config: SearchConfig, write: Write, reembed: Reembed, latents_Bd: Tensor, *, mask_id: int, pad_id: int,
-        generator: RowGenerator, compare: Compare, prices: Mapping[How, Tensor],
+        generator: RowGenerator, compare: Compare, prices: Mapping[How, Tensor], at_once: int,
     ) -> None:  # fmt: skip
         self.config, self.mask_id, self.pad_id, self.generator = config, mask_id, pad_id, generator
         self._write, self._reembed, self.compare, self.prices = write, reembed, compare, prices
-        self._latents_Bd = latents_Bd
+        self._latents_Bd, self._at_once = latents_Bd, at_once
         self._known: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         self.model_calls_B, self.encoder_calls_B = latents_Bd.new_zeros(2, len(latents_Bd), dtype=torch.long)
 
-    def affords(self, live: Tensor, how: How) -> Tensor:
-        """Return whether each of the targets `live` has model calls left for one more text (T,)."""
-        calls_T = (self.model_calls_B + self.prices.get(how, 0))[live]
-        return torch.ones_like(live, dtype=torch.bool) if self.config.calls is None else calls_T <= self.config.calls
+    def affordable(self, live: Tensor, how: How) -> Tensor:
+        """Return the number of texts that each of the targets `live` has model calls left for (T,)."""
+        if self.config.calls is None:
+            return torch.full_like(live, MOST_CANDIDATES)
+        price_B = torch.as_tensor(self.prices.get(how, 1), device=live.device).expand(self.model_calls_B.shape)
+        return (self.config.calls - self.model_calls_B[live]).div(price_B[live], rounding_mode="floor")
 
     def write(
-        self, canvas_TL: Tensor, live: Tensor, generator: RowGenerator, how: How, error_Td: Tensor | float = 0.0
-    ) -> TextSample:
-        """Write canvases of the targets `live`, whose latents the errors are added to."""
-        sample = self._write(canvas_TL, live, generator, how, self._latents_Bd[live] + error_Td)
-        self.model_calls_B.index_add_(0, live, sample.calls_per_row)
-        return sample
+        self, canvas_NL: Tensor, live: Tensor, generator: RowGenerator, how: How, error_Nd: Tensor | float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Write canvases of the targets `live`, whose latents the errors are added to.
+
+        Returns the tokens and their log-probabilities (N, L).
+        """
+        latents_Nd, found = self._latents_Bd[live] + error_Nd, []
+        for rows in torch.arange(len(live), device=live.device).split(self._at_once):
+            sample = self._write(canvas_NL[rows], live[rows], generator.select(rows), how, latents_Nd[rows])
+            self.model_calls_B.index_add_(0, live[rows], sample.calls_per_row)
+            found.append((sample.tokens, sample.log_probs))
+        tokens_NL, log_probs_NL = map(torch.cat, zip(*found, strict=True))
+        return tokens_NL, log_probs_NL
 
     def reembed(self, tokens_NL: Tensor, target_N: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         """Compute the cosine (N,) of each text to its target, and its error (N, d), the target's latent minus its own.
@@ -200,24 +209,25 @@ class Search:
         as are those that exceed the number of model calls.
         """
         every = torch.arange(len(canvases_BKL), device=canvases_BKL.device)
-        sample = self.write(canvases_BKL[:, 0], every, self.generator.fork("candidate 0"), "first")
-        writable_BKL = canvases_BKL == self.mask_id
-        first = Drafts(sample.tokens, sample.log_probs, writable_BKL[:, 0], *self.reembed(sample.tokens, every))
+        number_K = torch.arange(canvases_BKL.shape[1], device=every.device)
+        writable_BKL, stream = canvases_BKL == self.mask_id, self.generator.fork("candidates")
+        written = self.write(canvases_BKL[:, 0], every, stream.numbered(0 * every), "first")
+        first = Drafts(*written, writable_BKL[:, 0], *self.reembed(written[0], every))
         self.compare(every, joined([first], torch.stack), 0)
-        live = (first.cosines < self.config.good_enough).nonzero().squeeze(1)
-        found = [first]
-        for number in range(1, canvases_BKL.shape[1]):
-            found.append(first._replace(writable=writable_BKL[:, number]))
-            able = live[self.affords(live, "drawn")]
-            if able.numel():
-                canvas_TL = canvases_BKL[able, number]
-                seen = bool((canvas_TL.unsqueeze(1) == canvases_BKL[able, :number]).all(dim=2).any())
-                stream = self.generator.select(able).fork(f"candidate {number}")
-                sample = self.write(canvas_TL, able, stream, "drawn" if seen else "first")
-                near = self.reembed(sample.tokens, able)
-                drawn = Drafts(sample.tokens, sample.log_probs, writable_BKL[able, number], *near)
-                found[-1] = found[-1].replaced(able, drawn)
-        drafts = joined(found, torch.stack)
+        live_B = first.cosines < self.config.good_enough
+        drafts = joined([first._replace(writable=writable_BKL[:, number]) for number in number_K.tolist()], torch.stack)
+        repeated_BK = (canvases_BKL.unsqueeze(1) == canvases_BKL.unsqueeze(2)).all(dim=3).tril(diagonal=-1).any(dim=2)
+        choices: dict[How, Tensor] = {"first": ~repeated_BK & (number_K > 0), "drawn": repeated_BK}
+        for how, chosen_BK in choices.items():
+            wanted_BK = chosen_BK & live_B[:, None]
+            able_BK = wanted_BK & (wanted_BK.cumsum(dim=1) <= self.affordable(every, how)[:, None])
+            target_N, number_N = able_BK.nonzero().unbind(dim=1)
+            if target_N.numel():
+                numbered = stream.select(target_N).numbered(number_N)
+                written = self.write(canvases_BKL[target_N, number_N], target_N, numbered, how)
+                drawn = Drafts(*written, writable_BKL[target_N, number_N], *self.reembed(written[0], target_N))
+                drafts = drafts.replaced((target_N, number_N), drawn)
+        live = live_B.nonzero().squeeze(1)
         self.compare(live, drafts.pick(live), 1)
         return drafts
 
@@ -226,38 +236,34 @@ class Search:
 
         Children that exceed the number of model calls are copies of their parents.
         """
-        found, config = [], self.config
-        for child in range(config.candidates):
-            draft = parents.pick((slice(None), child % parents.tokens.shape[1]))
-            found.append(draft)
-            rows = self.affords(live, "child").nonzero().squeeze(1)
-            if not rows.numel():
-                continue
-            able, draft = live[rows], draft.pick(rows)
-            parent = draft
-            stream = self.generator.select(able).fork(f"round {number} child {child}")
-            again_TL = least_certain(
-                draft, fraction=config.remask_ratio, noise=config.remask_noise, generator=stream.fork("which")
-            )
-            if config.infill > 0:
-                draft, again_TL = with_spans(
-                    draft, again_TL, fraction=config.infill, widest=config.remask_ratio, mask_id=self.mask_id,
-                    pad_id=self.pad_id, generator=stream.fork("span"),
-                )  # fmt: skip
-            if config.swap > 0:
-                draft, again_TL = with_swaps(
-                    draft, again_TL, parent=parent, fraction=config.swap, pad_id=self.pad_id,
-                    generator=stream.fork("swap"),
-                )  # fmt: skip
-            error_Td = parent.errors if (number + child) % 2 else 0.0
-            sample = self.write(draft.tokens.masked_fill(again_TL, self.mask_id), able, stream, "child", error_Td)
-            log_probs_TL = torch.where(again_TL, sample.log_probs, draft.log_probs)
-            found[-1] = found[-1].replaced(rows, draft._replace(tokens=sample.tokens, log_probs=log_probs_TL))
-        drafts = joined(found, torch.stack)
-        flat_NL = drafts.tokens.reshape(-1, drafts.tokens.shape[-1])
+        config = self.config
+        child_C = torch.arange(config.candidates, device=live.device)
+        drafts = parents.pick((slice(None), child_C % parents.tokens.shape[1]))
+        row_N, child_N = (child_C < self.affordable(live, "child")[:, None]).nonzero().unbind(dim=1)
+        draft = parent = drafts.pick((row_N, child_N))
+        stream = self.generator.select(live[row_N]).fork(f"round {number}").numbered(child_N)
+        again_NL = least_certain(
+            draft, fraction=config.remask_ratio, noise=config.remask_noise, generator=stream.fork("which")
+        )
+        if config.infill > 0:
+            draft, again_NL = with_spans(
+                draft, again_NL, fraction=config.infill, widest=config.remask_ratio, mask_id=self.mask_id,
+                pad_id=self.pad_id, generator=stream.fork("span"),
+            )  # fmt: skip
+        if config.swap > 0:
+            draft, again_NL = with_swaps(
+                draft, again_NL, parent=parent, fraction=config.swap, pad_id=self.pad_id,
+                generator=stream.fork("swap"),
+            )  # fmt: skip
+        error_Nd = parent.errors * ((number + child_N) % 2)[:, None]
+        tokens_NL, log_probs_NL = self.write(
+            draft.tokens.masked_fill(again_NL, self.mask_id), live[row_N], stream, "child", error_Nd
+        )
+        written = draft._replace(tokens=tokens_NL, log_probs=torch.where(again_NL, log_probs_NL, draft.log_probs))
+        drafts = drafts.replaced((row_N, child_N), written)
+        flat_NL = drafts.tokens.flatten(0, 1)
         cosines_N, errors_Nd = self.reembed(flat_NL, live.repeat_interleave(config.candidates))
-        shape_TC = drafts.cosines.shape
-        return drafts._replace(cosines=cosines_N.view(shape_TC), errors=errors_Nd.view(*shape_TC, -1))
+        return drafts._replace(cosines=cosines_N.view(drafts.cosines.shape), errors=errors_Nd.view(drafts.errors.shape))
 
     def swaps(self, parents: Drafts, live: Tensor, number: int) -> Drafts:
         """Swap neighbouring spans of the best texts of the targets `live` in all ways; return the nearest ones (T, 1).
@@ -297,6 +303,7 @@ def search(
     generator: RowGenerator,
     compare: Compare = uncompared,
     prices: Mapping[How, Tensor] = MappingProxyType({}),
+    at_once: int = 1_000,
 ) -> SearchResult:
     """Search for the text nearest to each target.
 
@@ -306,17 +313,18 @@ def search(
     is masked again, or, in a fraction `infill` of the children, a span whose length may change; in a fraction `swap`
     two neighbouring spans change places instead. Parents compete with their children, so the best cosine never
     decreases. `prices` are the largest numbers (B,) of model calls that `write` makes for a text of each target; with
-    `config.calls` no text is begun that could exceed them, the first one excepted.
+    `config.calls` no text is begun that could exceed them, the first one excepted. `write` is given at most `at_once`
+    texts.
     """
     run = Search(
         config, write, reembed, latents_Bd, mask_id=mask_id, pad_id=pad_id, generator=generator, compare=compare,
-        prices=prices,
+        prices=prices, at_once=at_once,
     )  # fmt: skip
     best = _best(run.start(canvases_BKL), config.beam)
     idle_B = torch.zeros_like(run.model_calls_B)
     live = torch.arange(len(canvases_BKL), device=canvases_BKL.device)
     for number in range(config.rounds):
-        live = live[(best.cosines[live, 0] < config.good_enough) & run.affords(live, "child")]
+        live = live[(best.cosines[live, 0] < config.good_enough) & (run.affordable(live, "child") > 0)]
         if not live.numel():
             break
         due_T = (idle_B[live] == PATIENCE) & (best.cosines[live, 0] > NEAR) & (config.swap > 0)
@@ -325,7 +333,7 @@ def search(
                 parents = best.pick(rows)
                 both = joined([parents, draw(parents, rows, number)], torch.cat)
                 compare(rows, both, parents.tokens.shape[1])
-                best = best.replaced(rows, _best(both, best.tokens.shape[1]))
+                best = best.replaced((rows,), _best(both, best.tokens.shape[1]))
                 better_T = best.cosines[rows, 0] > parents.cosines[:, 0]
                 idle_B[rows] = torch.where(better_T, 0, idle_B[rows] + 1)
     return SearchResult(
