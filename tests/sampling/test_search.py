@@ -43,14 +43,14 @@ NOWHERE = torch.zeros(3, 1)
 """Latents of three targets whose texts have no errors"""
 
 
-def run(bench=None, canvas=None, price=0, at_once=1_000, **config):
+def run(bench=None, canvas=None, price=0, at_once=1_000, advance=bool, **config):
     bench = bench or Bench()
     config = SearchConfig(**({"candidates": 4, "rounds": 2} | config))
     canvas = torch.full((3, config.candidates, 6), MASK) if canvas is None else canvas
     return bench, search(
         canvas, config=config, write=bench.write, reembed=bench.reembed, latents_Bd=NOWHERE, mask_id=MASK, pad_id=PAD,
         generator=rows(3), prices=dict.fromkeys(("first", "drawn", "child"), torch.tensor(price)),
-        at_once=at_once,
+        at_once=at_once, advance=advance,
     )  # fmt: skip
 
 
@@ -70,9 +70,12 @@ def test_more_search_is_never_worse():
 
 
 def test_costs_are_counted():
-    bench, result = run(candidates=3, rounds=2, good_enough=2.0)
+    steps = []
+    bench, result = run(candidates=3, rounds=2, good_enough=2.0, advance=steps.append)
     assert int(result.encoder_calls_per_row.sum()) == bench.encoded
     assert result.model_calls_per_row.tolist() == [3 * 3 * 3] * 3  # three calls a sample, K + R·K samples
+    run(candidates=3, rounds=9, good_enough=0.7, advance=steps.append)
+    assert sum(steps) == 3 * 2 + 3 * 9, "rounds that are done or not needed"
     few_at_once = run(candidates=3, rounds=2, good_enough=2.0, at_once=2)[1]
     assert all(torch.equal(vars(few_at_once)[name], value) for name, value in vars(result).items())
 

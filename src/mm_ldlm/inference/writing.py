@@ -87,16 +87,16 @@ class Writer:
     ) -> Iterator[tuple[list[list[int]], Iterable[Values]]]:
         """Divide the rows of a request with texts of these lengths into batches; yield them and `work` of each.
 
-        The work is done where its iterator is consumed, and its progress is shown. Threads compute several
-        batches at a time on a CPU. Work that divides its rows itself receives up to `most` batches together, but no
-        more than half of the rows.
+        The work is done where its iterator is consumed, and its progress is shown, unless `doing` is "". Threads
+        compute several batches at a time on a CPU. Work that divides its rows itself receives up to `most` batches
+        together, but no more than half of the rows.
         """
         tokens = max(self.batch_tokens, min(most * self.batch_tokens, sum(lengths) // 2))
         batches = [batch.tolist() for batch in batches_by_length(lengths, max_tokens=tokens)]
         lanes = min(lanes_of(self.model.device), MOST_LOGITS // (self.batch_tokens * self.model.shape.vocab_size))
         made = side_by_side(work, batches, lanes=lanes)
         with self.model.evaluating():
-            yield batches, shown(made, total=len(batches), desc=doing, unit="batches")
+            yield batches, shown(made, total=len(batches), desc=doing, unit="batches") if doing else made
 
     def joined(self, batches: Sequence[Any], results: Iterable[Values]) -> dict[str, Any]:
         """Join the values of the batches in the order of the request: tensors to arrays (n, ...), lists to lists.
@@ -256,7 +256,7 @@ class Writer:
                 config=config, write=write, reembed=compare, latents_Bd=latents_Bd,
                 mask_id=shape.mask_id, pad_id=shape.pad_id,
                 generator=self.generator(batch, seed), compare=first.compare if traces else uncompared,
-                at_once=max(1, self.batch_tokens // max(widths)),
+                at_once=max(1, self.batch_tokens // max(widths)), advance=bar.update,
                 prices={how: latents_Bd.new_tensor([*map(sampler.most_calls, widths)], dtype=torch.long)
                         for how, sampler in samplers.items()},
             )  # fmt: skip
@@ -270,7 +270,11 @@ class Writer:
                 **traces,
             }
 
-        with self.computing(work, longest, "searching", most=8) as (batches, results):
+        total = len(lengths) * config.rounds
+        with (
+            self.computing(work, longest, "", most=8) as (batches, results),
+            shown(total=total, desc="searching", unit="rounds") as bar,
+        ):
             most = lanes_of(self.model.device) * max(map(len, batches), default=0)
             kept = min(len(lengths), most) * config.most_kept
             refuse_beyond_memory(kept * (1_000 + 4 * latents_nd.shape[1]), f"a search among {kept:,} texts at a time")

@@ -304,6 +304,7 @@ def search(
     compare: Compare = uncompared,
     prices: Mapping[How, Tensor] = MappingProxyType({}),
     at_once: int = 1_000,
+    advance: Callable[[int], Any] = bool,
 ) -> SearchResult:
     """Search for the text nearest to each target.
 
@@ -314,7 +315,8 @@ def search(
     two neighbouring spans change places instead. Parents compete with their children, so the best cosine never
     decreases. `prices` are the largest numbers (B,) of model calls that `write` makes for a text of each target; with
     `config.calls` no text is begun that could exceed them, the first one excepted. `write` is given at most `at_once`
-    texts.
+    texts. `advance` is called with the number of rounds that were done or are not needed, of each target, B · rounds in
+    all.
     """
     run = Search(
         config, write, reembed, latents_Bd, mask_id=mask_id, pad_id=pad_id, generator=generator, compare=compare,
@@ -324,7 +326,9 @@ def search(
     idle_B = torch.zeros_like(run.model_calls_B)
     live = torch.arange(len(canvases_BKL), device=canvases_BKL.device)
     for number in range(config.rounds):
+        before = len(live)
         live = live[(best.cosines[live, 0] < config.good_enough) & (run.affordable(live, "child") > 0)]
+        advance((before - len(live)) * (config.rounds - number))
         if not live.numel():
             break
         due_T = (idle_B[live] == PATIENCE) & (best.cosines[live, 0] > NEAR) & (config.swap > 0)
@@ -336,6 +340,7 @@ def search(
                 best = best.replaced((rows,), _best(both, best.tokens.shape[1]))
                 better_T = best.cosines[rows, 0] > parents.cosines[:, 0]
                 idle_B[rows] = torch.where(better_T, 0, idle_B[rows] + 1)
+        advance(len(live))
     return SearchResult(
         best.tokens[:, 0], best.log_probs[:, 0], best.cosines[:, 0], run.model_calls_B, run.encoder_calls_B
     )
