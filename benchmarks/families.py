@@ -91,7 +91,8 @@ def _build(name: str, root: Path) -> Any:
             device="cpu", run_name=name,
         ),
     )  # fmt: skip
-    data = Data(train=training.Sentences(VOCAB), validation=None, shape=shape, folders={}, stores=stores)
+    sentences: Any = training.Sentences(VOCAB)
+    data = Data(train=sentences, validation=None, shape=shape, folders={}, stores=stores)
     return build(
         spec, root=root, data=data, process=Process(),
         tracker=Tracker(root / f"{name}.jsonl"),

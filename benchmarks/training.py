@@ -81,7 +81,8 @@ def _parts(root: Path) -> tuple[Any, Any]:
     from mm_ldlm.training.data import Data
     from mm_ldlm.training.jsonl import Tracker
 
-    data = Data(train=Sentences(), validation=None, shape=_shape(), folders={})
+    sentences: Any = Sentences()
+    data = Data(train=sentences, validation=None, shape=_shape(), folders={})
     process = Process()
     return tuple(
         build(_spec(100_000), root=root, data=data, process=process, tracker=Tracker(root / f"{name}.jsonl"))

@@ -118,14 +118,14 @@ class FreezingSnapshot:
         Raises:
             FreezingError: a frozen parameter changed or became trainable, or a trainable one was frozen.
         """
-        faults = []
-        for name, part, parameter in tagged_parameters(root):
-            before = self.values.get(name)
-            if before is not None and not torch.equal(before.to(parameter.device), parameter.detach()):
-                faults.append(f"{name} ({part}) is frozen but has changed")
-            if (before is None) is not parameter.requires_grad:
-                was, now = ("trainable", "frozen") if before is None else ("frozen", "trainable")
-                faults.append(f"{name} ({part}) was {was} at the start and is {now} now")
+        faults = [
+            f"{name} ({part})"
+            for name, part, parameter in tagged_parameters(root)
+            if parameter.requires_grad is (name in self.values)
+            or (name in self.values and not torch.equal(self.values[name], parameter.detach()))
+        ]
         if faults:
-            shown = "\n  ".join(faults[:10]) + (f"\n  … and {len(faults) - 10} more" if len(faults) > 10 else "")
-            raise FreezingError(f"{len(faults)} parameter(s) not trained or frozen as configured:\n  {shown}")
+            raise FreezingError(
+                f"expected {len(self.values)} frozen parameters with their values of the start and all others "
+                f"trainable, found {len(faults)} that differ, the first of them {', '.join(faults[:3])}."
+            )

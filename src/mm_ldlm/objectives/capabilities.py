@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from mm_ldlm.core import ConfigurationError, Registry, SamplingError
+from mm_ldlm.core import Registry, SamplingError
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.base import unfit
 from mm_ldlm.sampling.guidance import no_condition
@@ -70,13 +70,6 @@ class Capabilities:
     guided: frozenset[str] = frozenset()
     only_sampler: str | None = None
     trained_as: str
-
-    def __post_init__(self) -> None:
-        if unknown := sorted(self.uses - set(USES)):
-            raise ConfigurationError(
-                f"expected uses of a run among {', '.join(USES)}, found {', '.join(unknown)} in the capabilities of "
-                f"{self.trained_as}. Correct the name, or register it in the group 'uses'."
-            )
 
     def __contains__(self, use: str) -> bool:
         return use in self.uses

@@ -12,12 +12,13 @@ import itertools
 import time
 from collections.abc import Collection, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.training.config import BatchConfig
@@ -25,23 +26,30 @@ from mm_ldlm.training.config import BatchConfig
 Ints = npt.NDArray[np.int64]
 
 
-class Source(Protocol):
-    """Examples of one split, numbered 0..N-1."""
+class Source:
+    """Examples of one split of the validated dataset, numbered 0..N-1.
 
-    lengths: Ints
-    """(N,) valid tokens of each example"""
-    pad_id: int
+    Attributes:
+        lengths: (N,) valid tokens of each example.
+    """
+
+    def __init__(self, dataset: Dataset, split: str, *, fields: Collection[str]) -> None:
+        self._rows, self.lengths = dataset.rows(split), dataset.lengths(split)
+        self.pad_id = dataset.tokenizer.pad_id
+        self._tokens = dataset.tokens.lists("input_ids")
+        self._fields = {name: (dataset.field(name), dataset.normaliser(name)) for name in fields}
 
     def tokens(self, rows: Ints, *, length: int) -> Ints:
         """Read tokens (n, length) int64, right-padded with pad_id."""
-        ...
+        return self._tokens.padded(self._rows[rows], pad=self.pad_id, length=length)
 
     def field(self, name: str, rows: Ints) -> npt.NDArray[Any]:
         """Read a field (n, ...) of these rows as the objective uses it: "latents" (n, d) float32, standardised.
 
         A field with a value for each token is padded to the longest of these rows.
         """
-        ...
+        field, normaliser = self._fields[name]
+        return field.batch(self._rows[rows], normaliser=normaliser)
 
 
 @dataclasses.dataclass(frozen=True)

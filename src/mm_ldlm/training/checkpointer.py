@@ -112,18 +112,14 @@ class Checkpointer:
         name, best = self.config.best_metric, self.learner.state.best
         if name is None:
             return False
-        if name not in line:
-            step, every = self.learner.state.step, self.config.every_steps
-            if every is not None and step % every == 0:  # at other checkpoints it is not always measured
-                self.tracker.event(step, "best_unknown", reason=f"no {name!r} among {sorted(line)}")
-            return False
-        value = line[name]
-        if not math.isfinite(value):
-            return False
-        if best is not None and not (value < best if self.config.best_is == "min" else value > best):
-            return False
-        self.learner.state.best = value
-        return True
+        step, every = self.learner.state.step, self.config.every_steps
+        if name not in line and every is not None and step % every == 0:  # at others it is not always measured
+            self.tracker.event(step, "best_unknown", reason=f"no {name!r} among {sorted(line)}")
+        value = line.get(name, math.nan)
+        better = best is None or (value < best if self.config.best_is == "min" else value > best)
+        if better := better and math.isfinite(value):
+            self.learner.state.best = value
+        return better
 
     # -- restore ----------------------------------------------------------------------------------------------------
 

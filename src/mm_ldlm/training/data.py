@@ -1,7 +1,6 @@
 """Data of training: the dataset as a source of tokens and of the fields that the objective reads."""
 
 import dataclasses
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,8 @@ import torch
 from mm_ldlm.core import FingerprintError
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.training.batches import Ints, Source
+from mm_ldlm.training.batches import Source
 from mm_ldlm.training.spec import TrainingSpec, stores_of_fields
-
-
-class StoreSource:
-    """Examples of one split of the validated dataset."""
-
-    def __init__(self, dataset: Dataset, split: str, *, fields: Collection[str]) -> None:
-        self._rows, self.lengths = dataset.rows(split), dataset.lengths(split)
-        self.pad_id = dataset.tokenizer.pad_id
-        self._tokens = dataset.tokens.lists("input_ids")
-        self._fields = {name: (dataset.field(name), dataset.normaliser(name)) for name in fields}
-
-    def tokens(self, rows: Ints, *, length: int) -> Ints:
-        return self._tokens.padded(self._rows[rows], pad=self.pad_id, length=length)
-
-    def field(self, name: str, rows: Ints) -> npt.NDArray[Any]:
-        field, normaliser = self._fields[name]
-        return field.batch(self._rows[rows], normaliser=normaliser)
-
 
 _COUNTED_ROWS = 8192
 """Rows that are read at once while tokens are counted"""
@@ -77,11 +58,11 @@ def open_data(spec: TrainingSpec, root: Path) -> Data:
                 "restore the data."
             )
     fields = spec.objective.fields
-    validation = StoreSource(dataset, "validation", fields=fields) if len(dataset.rows("validation")) else None
+    validation = Source(dataset, "validation", fields=fields) if len(dataset.rows("validation")) else None
     normalisers = [store for store in stores_of_fields(fields) if store not in fields]
     carried = ("tokenizer", *normalisers, *spec.objective.stores)
     return Data(
-        train=StoreSource(dataset, "train", fields=fields),
+        train=Source(dataset, "train", fields=fields),
         validation=validation,
         shape=spec.shape,
         folders={name: dataset.folder(name) for name in carried},

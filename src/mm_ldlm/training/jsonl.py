@@ -6,7 +6,6 @@ of a step is valid (`read_metrics`). JSON has no NaN: non-finite numbers are wri
 
 import json
 import math
-import mmap
 import os
 import threading
 import time
@@ -15,6 +14,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mm_ldlm.core.files import InputFile, refuse_other
+
+_NON_FINITE = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
+"""Numbers as Python's JSON has them → as the log has them"""
 
 
 class Tracker:
@@ -45,7 +47,8 @@ class Tracker:
                 self._file.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        text = json.dumps(_plain(line), ensure_ascii=False, allow_nan=False)
+        plain = json.loads(json.dumps(line), parse_constant=_NON_FINITE.__getitem__)
+        text = json.dumps(plain, ensure_ascii=False)
         with self._lock:
             if self._file is not None:
                 self._file.write(text.encode("utf-8") + b"\n")
@@ -108,18 +111,5 @@ class NewLines:
 
 
 def _end(path: Path) -> int:
-    """Return where the last complete line of a file ends. A search from its end reads only its last pages."""
-    if not path.stat().st_size:  # an empty file cannot be mapped
-        return 0
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        return mapped.rfind(b"\n") + 1
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
-    return value
+    """Return where the last complete line of a file ends."""
+    return path.read_bytes().rfind(b"\n") + 1
