@@ -190,17 +190,21 @@ def check(value: Any, hint: Any, *, name: str, error: type[MMLDLMError] = Sampli
     raise error(reason)
 
 
-def to_dict(value: Any) -> Any:
-    """Convert a typed parameter to dictionaries, lists, numbers and strings for JSON, with the key `kind` first."""
+def to_dict(value: Any, *, retired: bool = False) -> Any:
+    """Convert a typed parameter to dictionaries, lists, numbers and strings for JSON, with the key `kind` first.
+
+    `retired` adds the keys that earlier versions had (`parse`), so that fingerprints are those of earlier versions.
+    """
     if type(value) in (str, int, float):  # nearly all values of a vocabulary
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = sorted((field.name for field in dataclasses.fields(value)), key=lambda name: name != "kind")
-        return {name: to_dict(getattr(value, name)) for name in names}
+        found = {name: to_dict(getattr(value, name), retired=retired) for name in names}
+        return found | getattr(value, "RETIRED", {}) if retired else found
     if isinstance(value, Mapping):
-        return {str(key): to_dict(item) for key, item in value.items()}
+        return {str(key): to_dict(item, retired=retired) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_dict(item) for item in value]
+        return [to_dict(item, retired=retired) for item in value]
     return value
 
 

@@ -23,7 +23,7 @@ from mm_ldlm.models.base import MODELS, DataShape
 from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training.batches import BatchPlan, Ints
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS
-from mm_ldlm.training.config import BatchConfig, OptimizerConfig, TrainingConfig, refuse_empty_splits, splits_read
+from mm_ldlm.training.config import BatchConfig, TrainingConfig, refuse_empty_splits, splits_read
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +62,9 @@ class TrainingSpec:
     @property
     def fingerprint(self) -> str:
         """Digest of everything that determines the result: data, parameters and seed, but not the machines."""
-        training = {key: value for key, value in to_dict(self.training).items() if key not in _FREE}
+        training = {key: value for key, value in to_dict(self.training, retired=True).items() if key not in _FREE}
         training["batch"].pop("prefetch")
-        training["optimizer"] |= OptimizerConfig.RETIRED
-        objective = to_dict(self.objective) | getattr(self.objective, "RETIRED", {})
-        parts = {"model": to_dict(self.model), "objective": objective, "training": training}
+        parts = {**to_dict({"model": self.model, "objective": self.objective}, retired=True), "training": training}
         return fingerprint({"seed": self.seed, "fingerprints": self.fingerprints, **parts})
 
     @property
