@@ -19,7 +19,6 @@ POINT = {"label": "a", "sampler": {"kind": "confidence", "steps": 2}}
         ("bootstrap.level", 1.0),
         ("inversion.sweep", [POINT, POINT]),
         ("inversion.reference", "b"),
-        ("inversion.length_edges", [6, 6]),
         ("checkpoint", "newest"),
         ("likelihood.draws", 0),
         ("likelihood.other_texts", [{"name": "a", "path": "f"}, {"name": "a", "path": "g"}]),

@@ -83,7 +83,7 @@ def test_low_precision_is_near_float32_and_sound(autocast: str, device: str, tmp
     checks = check_sanity(spec, root=tmp_path, config=limits, data=task.data(spec))
     measured(loss_error=found, sanity_checks=len(checks))
     assert found <= LOW_PRECISION
-    assert [str(check) for check in checks if not check.ok] == []
+    assert [str(check) for check in checks if check.remedy] == []
 
 
 def test_an_overflow_of_fp16_halves_the_scale_which_is_restored(device: str, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ REQUESTS: dict[str, Request] = {
     "infill": lambda model, z: model.infill(MASKED, seed=3),
     "infill given latents": lambda model, z: model.infill(MASKED, latents=z, seed=3),
     "edit": lambda model, z: model.edit(TEXTS, targets=z, seed=3),
-    "edit, random": lambda model, z: model.edit(TEXTS, targets=z, which="random", reembed=True, seed=3),
+    "edit, all words": lambda model, z: model.edit(TEXTS, targets=z, strength=1.0, reembed=True, seed=3),
     "interpolate": lambda model, z: model.interpolate(z, z[::-1], steps=3, seed=3),
     "embed": lambda model, z: model.embed(TEXTS, draws=2, seed=3),
     "score": lambda model, z: model.score(TEXTS, draws=3, seed=3),

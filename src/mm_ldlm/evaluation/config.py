@@ -7,8 +7,6 @@ from typing import Annotated, Any
 from mm_ldlm.core import (
     CheckpointName,
     Device,
-    PositiveInt,
-    Repeats,
     Rows,
     RowsOrNone,
     bounded,
@@ -26,8 +24,6 @@ Replicates = Annotated[int, bounded(ge=20, le=100_000)]
 """Resamples of a bootstrap: with 100,000 the ends of an interval vary by less than 1 % of its width between seeds"""
 Level = Annotated[float, bounded(ge=0.5, lt=1)]
 """Level of an interval"""
-Bins = Annotated[int, bounded(gt=0, le=1_000)]
-"""Intervals of a histogram: more than the pixels of its figure show nothing further"""
 
 
 @config
@@ -69,14 +65,12 @@ class InversionConfig:
     Attributes:
         sweep: settings of inversion to compare on `sweep_sentences` held-out sentences, which are drawn at random.
         reference: label of the setting that the exact match of the others is divided by; null: the last one.
-        length_edges: inclusive upper ends of the length buckets, in tokens.
         baseline_rows: number of training sentences that the two baselines use; 0 disables the baselines.
     """
 
     sweep: tuple[SweepPoint, ...] = ()
     sweep_sentences: Rows = 128
     reference: str | None = None
-    length_edges: tuple[PositiveInt, ...] = (6, 9, 12, 16)
     baseline_rows: RowsOrNone = 20_000
 
     def __post_init__(self) -> None:
@@ -87,11 +81,6 @@ class InversionConfig:
             f"expected reference to be a label of the sweep ({labels}), found '{self.reference}'",
             "reference",
             "sweep",
-        )
-        refuse_if(
-            list(self.length_edges) != sorted(set(self.length_edges)),
-            f"length_edges must increase, found {list(self.length_edges)}",
-            "length_edges",
         )
 
 
@@ -122,13 +111,11 @@ class LikelihoodConfig:
     Attributes:
         sentences: number of held-out sentences; null: the entire split.
         draws: Monte Carlo draws of the NELBO per sentence; exact likelihoods do not use it.
-        buckets: number of buckets of the noise level.
         other_texts: texts for zero-shot likelihood.
     """
 
     sentences: Rows | None = 500
     draws: Draws = 4
-    buckets: Bins = 10
     other_texts: tuple[TextFile, ...] = ()
 
     def __post_init__(self) -> None:
@@ -142,15 +129,11 @@ class GenerationConfig:
     Attributes:
         causal_model: folder or hub name of a causal language model, or a run folder with exact likelihoods, that scores
             the unconditional samples; null omits generative perplexity (diversity is always reported).
-        mauve: compute MAUVE, which needs the package mauve-text.
     """
 
     causal_model: str | None = None
     revision: str | None = None
     batch_size: Rows = 16
-    self_bleu_texts: Repeats = 200
-    mauve: bool = False
-    mauve_model: str = "gpt2-large"
 
 
 @config

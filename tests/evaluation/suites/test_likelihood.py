@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_ldlm.core import EvaluationError
-from mm_ldlm.evaluation.config import LikelihoodConfig, TextFile
+from mm_ldlm.evaluation.config import TextFile
 from mm_ldlm.evaluation.suites.likelihood import (
     _zero_shot,
     by_noise_level,
@@ -109,11 +109,11 @@ def test_other_texts_are_scored_up_to_the_length_that_the_model_reads(tmp_path: 
         return scores(count=len(texts))
 
     model = SimpleNamespace(tokenizer=words, max_length=2, no_encoder="no encoder")  # nothing embeds these texts
-    found = _zero_shot(model, source, cost, ["unconditional", "given_latent"], LikelihoodConfig(), None)
+    found = _zero_shot(model, source, cost, ["unconditional", "given_latent"], None)
     assert "given_latent" not in found
     assert (asked, found["sentences"], found["outside_length"]) == (["a", "a b"], 2, 1)
     first = TextFile(name="other", path=str(tmp_path / "texts.txt"), limit=1)
-    found = _zero_shot(model, first, cost, ["unconditional"], LikelihoodConfig(), None)
+    found = _zero_shot(model, first, cost, ["unconditional"], None)
     assert (found["sentences"], found["outside_length"]) == (1, 1)
 
 

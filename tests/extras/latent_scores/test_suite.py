@@ -71,15 +71,12 @@ def test_generated_latents_are_compared_with_as_many_real_ones(finished: Path, m
 @given(sizes)
 def test_neighbourhoods_are_rank_correlations_of_the_cosines(size: tuple[int, int, int]) -> None:
     generated, real = drawn(size)
-    found, overlap = neighbourhoods(generated, real)
+    found = neighbourhoods(generated, real)
     for i in range(len(real)):
         sides = [np.delete(cosine_similarity(x)[i], i) for x in (generated, real)]
         assert found[i] == pytest.approx(spearmanr(*sides).statistic)
-    same, all_shared = neighbourhoods(real, real * 3)
-    assert same == pytest.approx(np.ones(len(real)))
-    assert set(all_shared.values()) == {1.0}
-    assert all(0 <= value <= 1 for value in overlap.values())
-    assert len(neighbourhoods(generated, real, limit=3)[0]) == 3
+    assert neighbourhoods(real, real * 3) == pytest.approx(np.ones(len(real)))
+    assert len(neighbourhoods(generated, real, limit=3)) == 3
 
 
 @settings(max_examples=30)
@@ -111,7 +108,6 @@ def test_a_calibrated_sampler_is_recognised() -> None:
     found = calibration(samples, target)
     assert found["spread_to_error"] == pytest.approx(1, abs=0.03)
     assert found["rank_fraction"] == pytest.approx(np.full(7, 1 / 7), abs=0.02)
-    assert found["cosine_single"] < found["cosine_mean"]
     sure = calibration(mean + (samples - mean) / 4, target)
     assert sure["spread_to_error"] < 0.5
     assert sure["rank_fraction"][0] + sure["rank_fraction"][-1] > 0.5  # a U

@@ -21,7 +21,7 @@ QUICK = SanityConfig(examples=8, max_steps=18, fall=0.9, lr=2e-2)
 def test_every_kind_of_objective_passes(kind: str, tmp_path: Path) -> None:
     spec = task.spec(kind, batch={"accumulation": 1})
     found = check_sanity(spec, root=tmp_path, config=QUICK, data=task.data(spec))
-    assert [str(check) for check in found if not check.ok] == []
+    assert [str(check) for check in found if check.remedy] == []
 
 
 def overwrite(run: loop.Run) -> None:
@@ -69,7 +69,7 @@ def test_a_planted_fault_is_found_by_its_check(fault: str, tmp_path: Path) -> No
     run.learner.optimization.set_lr(0, scale=1.0)
     run.stepper.parallel.module.train()
     plant(run, run.learner.root.model, run.learner.optimization.optimizer)
-    failed = {check.name for check in checks_of(run, _batch(run, 8), QUICK) if not check.ok}
+    failed = {check.name for check in checks_of(run, _batch(run, 8), QUICK) if check.remedy}
     assert name in failed, failed
 
 
@@ -78,5 +78,5 @@ def test_a_sampler_that_cannot_write_is_found() -> None:
         return {"good": ["a text"]}[sampler]
 
     run: Any = SimpleNamespace(observers={"preview": SimpleNamespace(task="l2t", texts=texts)})
-    assert writing(run, {"l2t": "good"}).ok
+    assert not writing(run, {"l2t": "good"}).remedy
     assert "KeyError" in writing(run, {"l2t": "bad"}).found

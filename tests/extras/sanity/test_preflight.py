@@ -44,7 +44,7 @@ def test_a_dry_step_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         return total(batch, **more)
 
     run.stepper.total = limited  # type: ignore[method-assign]
-    assert checks.dry_step(run).ok
+    assert not checks.dry_step(run).remedy
     assert tried == {max(run.loader.plan.shapes(), key=lambda shape: (math.prod(shape), shape[1]))} == {(5, 8)}
     full = True
     assert "accumulation" in checks.dry_step(run).remedy

@@ -47,7 +47,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "generate": {"n": 3, "order": "latent_first", "steps": 3, "seed": 5},
     "score": {"texts": ["w1 w2", "w3"], "draws": 4, "latents": VECTORS},
     "infill": {"texts": ["w1 [MASK]", "[MASK] w2 [MASK]"], "temperature": 1.0},
-    "edit": {"sources": ["w1 w2 w3", "w4 w5"], "targets": VECTORS, "which": "random", "temperature": 1.0},
+    "edit": {"sources": ["w1 w2 w3", "w4 w5"], "targets": VECTORS, "strength": 1.0, "temperature": 1.0},
 }
 """Requests that are computed together with others, with random draws where they have any"""
 ALONE: dict[str, dict[str, Any]] = {

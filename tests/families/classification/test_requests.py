@@ -78,7 +78,6 @@ def test_latents_are_standardised_and_their_norms_reported() -> None:
     logits = model.model.class_logits(torch.from_numpy(LATENTS / 2))
     np.testing.assert_allclose(found.probabilities, logits.softmax(1).detach(), rtol=1e-5)
     np.testing.assert_allclose(found.latent_norms, np.sqrt((LATENTS**2).mean(axis=1)) / 2, rtol=1e-5)
-    assert model.classify_latents(LATENTS, ["a", None, "b", None]).sources == ("a", None, "b", None)
 
 
 def test_exchanging_two_texts_exchanges_their_probabilities_and_unknown_words_are_counted() -> None:
@@ -95,12 +94,9 @@ def test_exchanging_two_texts_exchanges_their_probabilities_and_unknown_words_ar
         ("latents", lambda m: m.classify(LATENTS, second=TEXTS), "second texts"),
         ("pairs", lambda m: m.classify(TEXTS), "second text"),
         ("pairs", lambda m: m.classify(TEXTS, second="w1"), 4),
-        ("pairs", lambda m: m.classify_tokens([[1]], ["w1"], second=[[1] * 7]), 7),
         ("dit", lambda m: m.classify("w1 " * 7), 7),
         ("dit", lambda m: m.classify(TEXTS, too_long="trunc"), "trunc"),
-        ("dit", lambda m: m.classify_tokens([[99]], ["w1"]), 99),
         ("latents", lambda m: m.classify(LATENTS[:, :3]), 3),
-        ("latents", lambda m: m.classify_latents(LATENTS, ["a"]), 4),
         ("dit", lambda m: m.generate(2), "classify"),
         ("dit", lambda m: m.score("w1"), "classify"),
     ],
@@ -189,7 +185,8 @@ def test_the_strength_of_the_baseline_is_the_best_on_validation_examples(
     monkeypatch.setattr("mm_ldlm.families.classification.suite.labels_of", lambda dataset, rows, names: (
         labels_of(dataset, rows, names) + shift * np.isin(rows, dataset.rows("validation"))
     ) % 3)  # fmt: skip
-    found, _ = Classification().evaluate(given(dataset, baseline_grid=[1e-6, 10.0], baseline_rows=20))
+    monkeypatch.setattr("mm_ldlm.families.classification.suite.STRENGTHS", (1e-6, 10.0))
+    found, _ = Classification().evaluate(given(dataset, baseline_rows=20))
     assert found["logistic_regression"]["inverse_regularisation"] == best
     assert found["logistic_regression"]["trained_on"] == 20
 

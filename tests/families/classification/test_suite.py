@@ -29,7 +29,7 @@ def drawn(n: int = 300, *, classes: int = 4, seed: int = 1) -> tuple[np.ndarray,
 def test_the_measures_are_those_of_scikit_learn(n: int, classes: int, seed: int) -> None:
     true_n, probability_nK = drawn(n, classes=classes, seed=seed)
     names, predicted_n = list("abcdef")[:classes], probability_nK.argmax(1)
-    found = metrics.measure(true_n, probability_nK, names=names, bins=10, bootstrap=Bootstrap(20, 0.9, 0))
+    found = metrics.measure(true_n, probability_nK, names=names, bootstrap=Bootstrap(20, 0.9, 0))
     assert found["accuracy"]["value"] == pytest.approx((predicted_n == true_n).mean())
     assert found["macro_f1"]["value"] == pytest.approx(f1_score(true_n, predicted_n, average="macro"))
     assert found["nll"]["value"] == pytest.approx(log_loss(true_n, probability_nK, labels=range(classes)))
@@ -41,7 +41,7 @@ def test_the_measures_are_those_of_scikit_learn(n: int, classes: int, seed: int)
 def test_the_intervals_contain_the_value_and_the_level_widens_them() -> None:
     true_n, probability_nK = drawn()
     wide, narrow = (
-        metrics.measure(true_n, probability_nK, names=list("abcd"), bins=10, bootstrap=Bootstrap(200, level, 0))
+        metrics.measure(true_n, probability_nK, names=list("abcd"), bootstrap=Bootstrap(200, level, 0))
         for level in (0.99, 0.5)
     )
     for name in ("accuracy", "macro_f1", "ece", "nll"):
@@ -64,12 +64,12 @@ def test_a_class_that_occurs_nowhere_does_not_count() -> None:
 
 def test_classes_outside_the_names_are_refused(refuses: Callable[..., Any]) -> None:
     with refuses(EvaluationError, 2):
-        metrics.measure(np.array([0, 2]), np.full((2, 2), 0.5), names=["a", "b"], bins=5, bootstrap=BOOTSTRAP)
+        metrics.measure(np.array([0, 2]), np.full((2, 2), 0.5), names=["a", "b"], bootstrap=BOOTSTRAP)
 
 
 def test_the_figures_show_every_class_and_bin() -> None:
     true_n, probability_nK = drawn()
-    entry = metrics.measure(true_n, probability_nK, names=list("abcd"), bins=10, bootstrap=BOOTSTRAP)
+    entry = metrics.measure(true_n, probability_nK, names=list("abcd"), bootstrap=BOOTSTRAP)
     (matrix,) = confusion({"model": entry}).data
     assert list(matrix.x) == list(matrix.y) == list("abcd")
     np.testing.assert_allclose(np.sum(matrix.z, axis=1), 1, atol=1e-3)

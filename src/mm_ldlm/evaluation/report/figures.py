@@ -230,9 +230,9 @@ def _panels(
     log: Sequence[Mapping[str, Any]], rules: Sequence[tuple[str, str, str, str]], *, smoothing: float
 ) -> go.Figure | None:
     """Plot the keys of a log in panels, numbers in their names by value ("block2" before "block10")."""
+    table = pd.DataFrame(log).map(number).astype(float)
     keys = sorted(
-        {key for line in log for key in line},
-        key=lambda key: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)],
+        map(str, table), key=lambda key: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", key)]
     )
     panels: dict[tuple[str, str, str], dict[str, str]] = {}  # title, axis and scale → key → its name in the legend
     for pattern, title, axis, scale in rules:
@@ -257,9 +257,10 @@ def _panels(
     for place, ((_, axis, scale), names) in enumerate(panels.items()):
         where = {"row": place // 2 + 1, "col": place % 2 + 1}
         for key, colour in zip(names, _colours(names), strict=True):
-            logged = [(line["step"], number(line[key])) for line in log if key in line]
             weight = 0.0 if key == "lr" or key.startswith("validation/") else smoothing
-            for trace in _curve(logged, key, colour, weight, positive=scale == "log"):
+            values = table.set_index("step")[key]
+            drawn = values[values.between(0 if scale == "log" else -math.inf, math.inf, inclusive="neither")]
+            for trace in _curve(drawn, colour, weight) if len(drawn) else ():
                 figure.add_trace(trace, **where)
         ticks = {"tickformat": "~g", "nticks": 5} if scale == "log" else {}
         figure.update_xaxes(title={"text": "step", "standoff": 2}, **where)
@@ -289,22 +290,14 @@ def _legend(title: str, names: Mapping[str, str]) -> str:
     return "<br>".join([title, *(" · ".join(line) for line in lines if len(names) > 1)])
 
 
-def _curve(
-    logged: Sequence[tuple[int, float | None]], key: str, colour: str, weight: float, *, positive: bool
-) -> list[dict[str, Any]]:
-    """Make the traces of one key: its finite values by step, and above more than 20 of them their average, thick."""
-    lowest = 0 if positive else -math.inf
-    points = [(step, value) for step, value in logged if value is not None and lowest < value < math.inf]
-    if not points:
-        return []
-    steps, values = zip(*points, strict=True)
-    smooth = len(values) > 20 and weight > 0
-    trace = {"type": "scatter", "name": key, "x": steps, "mode": "lines" if len(values) > 1 else "markers"}
-    thin = {**trace, "y": values, "line": {"color": colour, "width": 1 if smooth else 2}}
-    if not smooth:
-        return [thin]
-    thick = {**trace, "y": smoothed(values, weight), "line": {"color": colour, "width": 2.2}}
-    return [{**thin, "opacity": 0.3, "hoverinfo": "skip"}, thick]
+def _curve(values: pd.Series, colour: str, weight: float) -> list[dict[str, Any]]:
+    """Make the traces of one key: its values by step, and above more than 20 of them their average, thick."""
+    mode = "lines" if len(values) > 1 else "markers"
+    trace = {"type": "scatter", "name": values.name, "x": values.index, "y": values, "mode": mode}
+    if len(values) <= 20 or weight == 0:
+        return [{**trace, "line": {"color": colour, "width": 2}}]
+    thin = {**trace, "line": {"color": colour, "width": 1}, "opacity": 0.3, "hoverinfo": "skip"}
+    return [thin, {**trace, "y": smoothed(values.tolist(), weight), "line": {"color": colour, "width": 2.2}}]
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:

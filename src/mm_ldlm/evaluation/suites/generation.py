@@ -1,4 +1,4 @@
-"""Unconditional texts: diversity, memorisation, and optionally generative perplexity and MAUVE.
+"""Unconditional texts: diversity, memorisation, and optionally generative perplexity.
 
 Generative perplexity is never the only measure, because it falls when diversity collapses (arXiv:2409.02908): the suite
 adds it to the diversity of the same texts.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from mm_ldlm.core import EvaluationError, foreign_code, import_object
+from mm_ldlm.core import EvaluationError, foreign_code
 from mm_ldlm.data.corpus.record import comparison_form
 from mm_ldlm.data.held_out import held_out, texts_of_split
 from mm_ldlm.evaluation.report.inputs import ReportInputs, described_sampler
@@ -74,18 +74,16 @@ class Generation(Suite):
         for name, attested_n in zip(texts, attested, strict=True):
             found[name] = {
                 "attested_bigrams": given.bootstrap.proportion(attested_n),
-                **diversity(tokens[name], self_bleu_texts=config.self_bleu_texts, seed=seed),
+                **diversity(tokens[name], seed=seed),
             }
         if config.causal_model:
             judge = judge_of(config, device=given.model.device)
             for name, some in texts.items():
                 found[name] |= generative_perplexity(judge, some, batch_size=config.batch_size)
-        if config.mauve:
-            found["mauve"] = mauve(texts["generated"], real.texts, featurizer=config.mauve_model, seed=seed)
         return found, None
 
     def numbers(self, metrics: Metrics) -> dict[str, Any]:
-        found: dict[str, Any] = {f"unconditional.{name}": metrics.get(name) for name in ("empty", "memorised", "mauve")}
+        found: dict[str, Any] = {f"unconditional.{name}": metrics.get(name) for name in ("empty", "memorised")}
         names = ("entropy_sample", "entropy_corpus", "self_bleu", "unique", "attested_bigrams", "perplexity")
         for side, prefix in (("generated", "unconditional"), ("real", "real")):
             shown = {name: metrics[side].get(name) for name in names} | {"distinct_2": metrics[side]["distinct"]["2"]}
@@ -114,7 +112,7 @@ class Generation(Suite):
 # -- metrics ----------------------------------------------------------------------------------------------------------
 
 
-def diversity(rows: Sequence[Sequence[int | str]], *, self_bleu_texts: int = 200, seed: int = 0) -> dict[str, Any]:
+def diversity(rows: Sequence[Sequence[int | str]], *, seed: int = 0) -> dict[str, Any]:
     """Compute the diversity of texts given as tokens (ids or words), none of them empty.
 
     Returns:
@@ -128,7 +126,7 @@ def diversity(rows: Sequence[Sequence[int | str]], *, self_bleu_texts: int = 200
     return {
         **entropies(rows),
         "distinct": {n: len(set(some)) / len(some) if some else 0.0 for n, some in grams.items()},
-        "self_bleu": self_bleu(rows, texts=self_bleu_texts, seed=seed),
+        "self_bleu": self_bleu(rows, seed=seed),
         "unique": len({tuple(row) for row in rows}) / len(rows),
     }
 
@@ -246,19 +244,6 @@ class CausalModel:
             loss_BL = cross_entropy(logits_BLV[:, :-1].transpose(1, 2), ids_BL[:, 1:], reduction="none").double()
             nll_N[chosen] = (loss_BL * valid_BL[:, 1:]).sum(dim=1).cpu().numpy()
         return nll_N, count_N
-
-
-def mauve(generated: Sequence[str], real: Sequence[str], *, featurizer: str, seed: int = 0) -> float:
-    """Compute MAUVE (Pillutla et al. 2021) with the package `mauve-text`, which is optional.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
-    compute = import_object("mauve:compute_mauve", "evaluation.generation.mauve, which needs `pip install mauve-text`")
-    result = compute(
-        p_text=list(real), q_text=list(generated), featurize_model_name=featurizer, seed=seed, verbose=False
-    )
-    return float(result.mauve)
 
 
 # -- overlap with the training texts, which are read as a stream and not kept in memory -------------------------------

@@ -36,6 +36,8 @@ UP_TO_CASE = "up_to_case"
 """Column of exact matches with the sentence as it was written, apart from case and white space"""
 OF_SWEEP = ("model_calls", "sentences_per_second", "exact_match", "token_accuracy", "bleu", "cosine", "exact_ratio")
 """Numbers of a point of the sweep in metrics.json"""
+LENGTHS = (6, 9, 12, 16)
+"""Inclusive upper ends of the buckets of length, in tokens; one open bucket follows"""
 FEWEST_HITS = 8
 """Fewest exact matches that others are divided by: a resample without any would divide by zero"""
 
@@ -65,7 +67,7 @@ class Inversion(Suite):
         metrics: dict[str, Any] = {
             "sentences": len(rows),
             "metrics": summarise(rows, bootstrap),
-            "by_length": by_length(rows, bootstrap, edges=config.length_edges),
+            "by_length": by_length(rows, bootstrap),
             "by_source": [
                 {"source": source, **scores_of_part(part, bootstrap)} for source, part in rows.groupby("source")
             ],
@@ -390,13 +392,14 @@ def summarise(rows: pd.DataFrame, bootstrap: Bootstrap) -> dict[str, Interval]:
     return found
 
 
-def by_length(rows: pd.DataFrame, bootstrap: Bootstrap, *, edges: Sequence[int]) -> list[dict[str, Any]]:
+def by_length(rows: pd.DataFrame, bootstrap: Bootstrap) -> list[dict[str, Any]]:
     """Summarise by bucket of reference length in tokens: exact match with its interval, and other metrics.
 
-    `edges` are inclusive upper ends; one open bucket follows. Empty buckets are left out.
+    Empty buckets are left out.
     """
     lines = []
-    for low, high in zip((1, *(edge + 1 for edge in edges)), (*edges, int(rows["length"].max())), strict=True):
+    ends = (*LENGTHS, int(rows["length"].max()))
+    for low, high in zip((1, *(length + 1 for length in LENGTHS)), ends, strict=True):
         part = rows[rows["length"].between(low, high)]
         if len(part):
             tokens = f"{low}–{high}" if low < high else str(high)

@@ -30,7 +30,7 @@ from mm_ldlm.evaluation.suites.base import Evaluation, Headline, Metrics, Suite
 
 if TYPE_CHECKING:
     from mm_ldlm.data.corpus.tokenizer import WrapConfig
-    from mm_ldlm.evaluation.config import LikelihoodConfig, TextFile
+    from mm_ldlm.evaluation.config import TextFile
     from mm_ldlm.inference.results import Scores
 
 LABELS = {
@@ -84,8 +84,8 @@ class Likelihood(Suite):
                     if lacks
                 ),
             ],
-            **{name: _summary(scores, held.texts, config) for name, scores in costs.items()},
-            "zero_shot": {text.name: _zero_shot(model, text, cost, parts, config, wrap) for text in config.other_texts},
+            **{name: _summary(scores, held.texts) for name, scores in costs.items()},
+            "zero_shot": {text.name: _zero_shot(model, text, cost, parts, wrap) for text in config.other_texts},
         }
         if len(costs) == 2:
             found["latent_bits"] = latent_bits(**costs)
@@ -148,7 +148,7 @@ def _cost_per(unit: str, column: str, rows: pd.DataFrame) -> Statistic:
     return ratio_of_counts(rows[column], rows["tokens"]) if unit == "token" else mean_of_counts(rows[column])
 
 
-def _summary(scores: Scores, texts: Sequence[str], config: LikelihoodConfig) -> Metrics:
+def _summary(scores: Scores, texts: Sequence[str]) -> Metrics:
     total = per_token(scores.nll, scores.tokens)
     return {
         "per_token": total,
@@ -156,14 +156,13 @@ def _summary(scores: Scores, texts: Sequence[str], config: LikelihoodConfig) -> 
         "length_per_sentence": mean(scores.length_nll),
         "perplexity": perplexity(total),
         "bits_per_character": per_token(scores.nll / math.log(2), [max(len(text), 1) for text in texts]),
-        "by_mask_ratio": by_noise_level(scores, buckets=config.buckets),
+        "by_mask_ratio": by_noise_level(scores),
     }
 
 
 def _zero_shot(
-    model: Any, source: TextFile, cost: Callable[..., Scores], parts: Sequence[str], config: LikelihoodConfig,
-    wrap: WrapConfig | None,
-) -> Metrics:  # fmt: skip
+    model: Any, source: TextFile, cost: Callable[..., Scores], parts: Sequence[str], wrap: WrapConfig | None
+) -> Metrics:
     lines = [detokenise_published(line, source.detokeniser) for line in read_lines(source)]
     if wrap is None:
         ids = [list(row) for row in model.tokenizer.encode(lines)]
@@ -186,7 +185,7 @@ def _zero_shot(
         if name == "given_latent" and model.no_encoder is not None:
             continue
         latents_nd = model.encode(texts, too_long="truncate") if name == "given_latent" else None
-        found[name] = _summary(cost(texts, ids=tokens, latents=latents_nd), texts, config)
+        found[name] = _summary(cost(texts, ids=tokens, latents=latents_nd), texts)
     return found
 
 

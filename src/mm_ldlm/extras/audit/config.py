@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated
 
-from mm_ldlm.core import Fraction, PositiveFloat, Rows, RowsOrNone, Size, bounded, config, refuse_if
+from mm_ldlm.core import PositiveFloat, Rows, RowsOrNone, Size, bounded, config, refuse_if
 from mm_ldlm.evaluation.config import BootstrapConfig
 from mm_ldlm.sampling.search import SearchConfig
 
@@ -37,9 +37,7 @@ class AuditConfig:
         attacker_data: new folder for the data of a trained attacker: a Parquet file for each form, with the texts that
             the attacker knows and their vectors, as its map recovers them from the stored ones.
         attackers: the name of a form, and the run that was trained on its file of `attacker_data`.
-        truncations: fractions of the dimensions that are kept.
         code_dims: dimensions that share one byte in product quantisation.
-        decimals: decimals to which numbers are rounded.
         noise: lengths of Gaussian noise relative to the length of the vector.
         known_pairs: numbers of rows whose text and defended vector an attacker knows, against a secret rotation.
         show_texts: show the texts on the page; they are masked by default.
@@ -60,9 +58,7 @@ class AuditConfig:
     search: SearchConfig = SearchConfig()
     attacker_data: str | None = None
     attackers: dict[str, str] = field(default_factory=dict)
-    truncations: tuple[Annotated[Fraction, bounded(gt=0, lt=1)], ...] = (0.5, 0.25)
     code_dims: tuple[Size, ...] = (8, 16)
-    decimals: tuple[Annotated[int, bounded(ge=0, le=6)], ...] = (2, 1)
     noise: tuple[PositiveFloat, ...] = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
     known_pairs: tuple[Annotated[int, bounded(ge=FEWEST_PAIRS, le=10**6)], ...] = (100, 1000)
     show_texts: bool = False

@@ -74,10 +74,10 @@ def forms(config: AuditConfig, vectors_nd: Floats, *, seed: int) -> Iterator[For
             log.warning("%s: left out for %d vectors of dimension %d", name, len(vectors_nd), d)
             continue
         yield Form(name, "stored as", d / dims, _product_quantised(vectors_nd, dims, seed=seed), same)
-    for part in config.truncations:
+    for part in (0.5, 0.25):
         kept = _truncated(max(1, round(part * d)))
         yield Form(f"first {max(1, round(part * d))} dimensions", "stored as", 4 * round(part * d), kept, kept)
-    for decimals in config.decimals:
+    for decimals in (2, 1):
         yield Form(f"rounded to {decimals} decimal{'s' * (decimals != 1)}", "defence", 4 * d, _rounded(decimals), same)
     for place, level in enumerate(config.noise):
         yield Form(f"noise {level:g}", "defence", 4 * d, _noised(level, [seed, place]), same, level=level)

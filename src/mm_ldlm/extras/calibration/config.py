@@ -1,7 +1,7 @@
 """Parameters under `evaluation.calibration`."""
 
 from mm_ldlm.core import RowsOrNone, config
-from mm_ldlm.evaluation.config import Bins, Level
+from mm_ldlm.evaluation.config import Level
 
 
 @config
@@ -11,12 +11,10 @@ class CalibrationConfig:
     Attributes:
         sentences: number of sentences of the validation split that the probabilities are fitted on; 0 disables it.
         threshold: probability from which on a text counts as `vouched` in the metrics.
-        bins: number of bins of the calibration error and of the reliability diagram.
     """
 
     sentences: RowsOrNone = 300
     threshold: Level = 0.9
-    bins: Bins = 10
 
 
 @config

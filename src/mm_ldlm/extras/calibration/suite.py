@@ -25,6 +25,8 @@ from mm_ldlm.training.checkpoints.provenance import MADE_BY
 if TYPE_CHECKING:
     from mm_ldlm.extras.calibration.config import CalibrationConfig
 
+BINS = 10
+"""Bins of the calibration error and of the reliability diagram"""
 EVENTS = {"exact": "exact as written", "up_to_case": "exact up to case", "content_words": "content words right"}
 """Event (`fitting.right_texts`) → its name in the report"""
 
@@ -110,13 +112,13 @@ def measure(
         right_n = right[event].astype(np.float64)
         draws_rn = np.random.default_rng(bootstrap.seed).random((100, len(right_n))) < confidence_n
         once, kept_n = np.ones((1, len(right_n))), confidence_n >= config.threshold
-        chance = [calibration_error(confidence_n, drawn_n, config.bins)(once)[0] for drawn_n in draws_rn]
+        chance = [calibration_error(confidence_n, drawn_n, BINS)(once)[0] for drawn_n in draws_rn]
         found[event] = {
             "right": bootstrap.proportion(right_n),
-            "error": bootstrap.of(calibration_error(confidence_n, right_n, config.bins), len(right_n)),
+            "error": bootstrap.of(calibration_error(confidence_n, right_n, BINS), len(right_n)),
             "by_chance": float(np.mean(chance)),
             "vouched": bootstrap.proportion(kept_n),
             "vouched_right": bootstrap.proportion(right_n[kept_n]) if kept_n.any() else None,
-            "reliability": reliability(confidence_n, right_n, config.bins, bootstrap),
+            "reliability": reliability(confidence_n, right_n, BINS, bootstrap),
         }
     return found

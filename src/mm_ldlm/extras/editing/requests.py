@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,7 @@ from mm_ldlm.sampling.orders import top_by_row
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS
 
 Floats = npt.NDArray[np.floating]
-Curve = Literal["slerp", "lerp"]
 Points = Annotated[int, bounded(ge=2, le=MOST_STEPS)]
-Which = Literal["least_likely", "random"]
-"""Which tokens of a text are rewritten"""
 Mark = Annotated[str, bounded(min_length=1)]
 KEPT = f"{READ}, and the result keeps those that are not rewritten"
 """Effect on words outside the vocabulary in a text of which a part is rewritten"""
@@ -90,7 +87,6 @@ def edit(
     *,
     targets: Latents | Sequence[str] | str,
     strength: float = 0.5,
-    which: Which = "least_likely",
     sampler: Annotated[Any, TEXT_SAMPLERS] = None,
     steps: int | None = None,
     temperature: float | None = None,
@@ -99,24 +95,24 @@ def edit(
 ) -> Texts:
     """Rewrite a part of each text, given a target latent.
 
-    The number of tokens does not change. The tokens that are not rewritten stay verbatim.
+    The tokens that are least probable given the target latent are rewritten, which takes four more model calls. Their
+    number does not change. The others stay verbatim.
 
     Args:
         sources: texts of which a part is rewritten.
         targets: raw latents or texts: one, or one for each source.
         strength: fraction of the tokens that are rewritten; 0 returns the source, 1 keeps only its length.
-        which: tokens that are rewritten: least_likely (given the target latent, at four more model calls) or random.
         reembed: report the cosine of each text to its target, at one encoder call per text.
     """
     model.capabilities.require("edit")
     seed, reembed = check(seed, Seed, name="seed"), check(reembed, bool, name="reembed")
-    strength, which = check(strength, Fraction, name="strength"), check(which, Which, name="which")
+    strength = check(strength, Fraction, name="strength")
     listed, config = texts_of(sources, name="sources"), model.text_sampler(sampler, steps, temperature)
     _, raw_nd = model.targets(targets, name="targets")
     raw_nd = np.repeat(raw_nd, len(listed), axis=0) if len(raw_nd) == 1 else raw_nd
     latents_nd = model.standardised(vectors_of(raw_nd, dim=model.dim, name="targets", count=len(listed)))
     ids = model.ids(listed, effect=KEPT, name="sources")
-    canvases, calls = remask(model.writer, ids, latents_nd=latents_nd, strength=strength, which=which, seed=seed)
+    canvases, calls = remask(model.writer, ids, latents_nd=latents_nd, strength=strength, seed=seed)
     written = model.writer.write(canvases, latents_nd=latents_nd, sampler=config, seed=seed)
     written = replace(written, model_calls=written.model_calls + calls)
     templates = [rewritten(*pair, model.tokenizer) for pair in zip(listed, canvases, strict=True)]
@@ -135,21 +131,20 @@ def remask(
     *,
     latents_nd: torch.Tensor,
     strength: float,
-    which: Which,
     seed: int,
 ) -> tuple[list[list[int]], np.ndarray]:
     """Mask a fraction `strength` (rounded) of each text's tokens; return the canvases and the model calls per text.
 
-    For `least_likely`, the tokens that are least probable given the target latent are masked.
+    The tokens that are least probable given the target latent are masked.
     """
-    model, informed = writer.model, which == "least_likely" and 0 < strength < 1
+    model = writer.model
 
     def work(batch: list[int]) -> Values:
         tokens_BL = writer.padded([ids[row] for row in batch])
         valid_BL = tokens_BL != model.shape.pad_id
-        stream = writer.generator(batch, seed).fork("edit")
-        priority_BL, calls = stream.fork("order").uniform(tokens_BL.shape[1]), 0
-        if informed:
+        priority_BL, calls = torch.zeros(tokens_BL.shape, device=tokens_BL.device), 0
+        if 0 < strength < 1:
+            stream = writer.generator(batch, seed).fork("edit")
             log_probs_BL, calls = model.token_log_probs(tokens_BL, latents_Bd=latents_nd[batch], generator=stream)
             priority_BL = -log_probs_BL
         count_B = (valid_BL.sum(dim=1) * strength).round().long()
@@ -175,27 +170,24 @@ def interpolate(
     b: Latents | Sequence[str] | str,
     *,
     steps: int = 5,
-    path: Curve = "slerp",
     sampler: Annotated[Any, TEXT_SAMPLERS] = None,
     length: Length = "argmax",
     reembed: bool = False,
     seed: int = 0,
 ) -> Texts:
-    """Write texts at evenly spaced points from one latent or text to another, both included; lists are paired.
+    """Write texts at evenly spaced points of the great circle from one latent or text to another, both included.
 
-    `rows` of the result are the numbers of the pairs.
+    Lists are paired. `rows` of the result are the numbers of the pairs.
 
     Args:
         a: first latents, or texts.
         b: last latents, one for each of `a`.
         steps: number of texts of each pair.
-        path: path between the latents: slerp, along the great circle (and the norms linearly), or lerp, along the line
-            between the raw vectors.
         length: number of tokens, or argmax or sample of the length head given the latent.
         reembed: report the cosine of each text to its latent, at one encoder call per text.
     """
     model.capabilities.require("interpolate")
-    steps, path = check(steps, Points, name="steps"), check(path, Curve, name="path")
+    steps = check(steps, Points, name="steps")
     sources_a, raw_a = model.targets(a, name="a")
     sources_b, raw_b = model.targets(b, name="b")
     if len(raw_a) != len(raw_b):
@@ -206,8 +198,7 @@ def interpolate(
     for ends_nd in (raw_a, raw_b):
         model.standardised(ends_nd)  # refuses ends whose norms exceed the arithmetic of the path
     fractions = np.linspace(0.0, 1.0, steps)
-    between = slerp if path == "slerp" else lerp
-    raw_nd = np.stack([between(raw_a, raw_b, fraction) for fraction in fractions], axis=1).reshape(-1, model.dim)
+    raw_nd = np.stack([slerp(raw_a, raw_b, fraction) for fraction in fractions], axis=1).reshape(-1, model.dim)
     written = invert(
         model, raw_nd.astype(np.float32), sampler=sampler, length=length, reembed=reembed, seed=seed
     )  # fmt: skip
@@ -215,11 +206,6 @@ def interpolate(
     sources = [text for first, last in zip(sources_a, sources_b, strict=True) for text in (first, *inner, last)]
     pairs = np.repeat(np.arange(len(raw_a)), steps)
     return replace(written, sources=tuple(sources), rows=pairs, fractions=np.tile(fractions, len(raw_a)))
-
-
-def lerp(a_nd: Floats, b_nd: Floats, fraction: float) -> Floats:
-    """Interpolate linearly: the point at `fraction` of the way from a to b."""
-    return (1 - fraction) * a_nd + fraction * b_nd
 
 
 def slerp(a_nd: Floats, b_nd: Floats, fraction: float) -> Floats:
@@ -231,7 +217,8 @@ def slerp(a_nd: Floats, b_nd: Floats, fraction: float) -> Floats:
     unit_a, unit_b = a_nd / np.maximum(a_n1, 1e-12), b_nd / np.maximum(b_n1, 1e-12)
     angle_n1 = np.arccos(np.clip((unit_a * unit_b).sum(axis=1, keepdims=True), -1.0, 1.0))
     sine_n1 = np.sin(angle_n1)
+    line_nd, length_n1 = ((1 - fraction) * a + fraction * b for a, b in ((a_nd, b_nd), (a_n1, b_n1)))
     straight = sine_n1 < 1e-6
     safe_n1 = np.where(straight, 1.0, sine_n1)
     arc_nd = np.sin((1 - fraction) * angle_n1) / safe_n1 * unit_a + np.sin(fraction * angle_n1) / safe_n1 * unit_b
-    return np.where(straight, lerp(a_nd, b_nd, fraction), arc_nd * lerp(a_n1, b_n1, fraction))
+    return np.where(straight, line_nd, arc_nd * length_n1)

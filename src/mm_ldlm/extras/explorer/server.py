@@ -97,7 +97,7 @@ class Explorer:
 
     def __init__(self, models: Mapping[str, MMLDLM]) -> None:
         self.models = [model.traced() for model in models.values()]
-        self.map = cache(self._map)
+        self.map = cache(lambda run: CorpusMap(corpus_of(self.models[run])))
         self.runs = [self.about(name, model) for name, model in zip(models, self.models, strict=True)]
 
     def about(self, name: str, model: MMLDLM) -> dict[str, Any]:
@@ -114,9 +114,6 @@ class Explorer:
             texts, refused["neighbours"] = (), str(error)
         searches = "search" in model.capabilities
         return {"name": name, "refused": refused, "samplers": samplers(model), "searches": searches, "examples": texts}
-
-    def _map(self, run: int) -> CorpusMap:
-        return CorpusMap(corpus_of(self.models[run]))
 
     def answer(self, request: Name, asked: Asked) -> dict[str, Any]:
         """Answer a request by its run; `MMLDLMError` explains why it cannot."""

@@ -106,12 +106,11 @@ def _compared(latents_nd: np.ndarray, real_nd: np.ndarray, others_md: np.ndarray
     rank_n = ranks(latents_nd, real_nd, others_md)
     near = None
     if len(real_nd) >= 3:
-        correlation_n, overlap = neighbourhoods(latents_nd, real_nd, limit=limit)
+        correlation_n = neighbourhoods(latents_nd, real_nd, limit=limit)
         if np.isfinite(correlation_n).all():  # otherwise the model has collapsed
-            near = {"rank_correlation": bootstrap.mean(correlation_n), "overlap": overlap}
+            near = {"rank_correlation": bootstrap.mean(correlation_n)}
     return {
         "cosine": bootstrap.mean(cosine_n),
-        "cosine_quantiles": {f"{q:g}": np.quantile(cosine_n, q) for q in (0.01, 0.05, 0.25, 0.5, 0.75, 0.95)},
         "squared_error_fraction": bootstrap.mean(error_n),
         "retrieval": {
             **{f"at_{k}": bootstrap.proportion(rank_n <= k) for k in (1, 5, 10)},
@@ -151,14 +150,11 @@ def ranks(generated_Nd: np.ndarray, real_Nd: np.ndarray, candidates_Md: np.ndarr
     return np.concatenate(found)
 
 
-def neighbourhoods(
-    generated_Nd: np.ndarray, real_Nd: np.ndarray, *, ks: tuple[int, ...] = (1, 5, 10), limit: int = 1000
-) -> tuple[np.ndarray, dict[int, float]]:
+def neighbourhoods(generated_Nd: np.ndarray, real_Nd: np.ndarray, *, limit: int = 1000) -> np.ndarray:
     """Compare the neighbourhoods of generated and of real latents, for `limit` evenly spaced texts, at least three.
 
-    Returns:
-        For each text the Spearman correlation of its cosines to all others in the two spaces, NaN where all are
-        equal; and k → fraction of the k nearest neighbours that the two spaces share.
+    Returns for each text the Spearman correlation of its cosines to all others in the two spaces, NaN where all are
+    equal.
     """
     from scipy.stats import rankdata
 
@@ -168,14 +164,7 @@ def neighbourhoods(
     sides = [unit(x_Nd[places]) for x_Nd in (generated_Nd, real_Nd)]
     alike = [(x_Nd @ x_Nd.T)[others].reshape(count, count - 1) for x_Nd in sides]
     generated, real = (rankdata(side, axis=1) for side in alike)
-    correlation = weighted_pearson(generated, real, np.ones_like(real))
-    order = [np.argsort(-side, axis=1) for side in alike]
-    overlap = {
-        k: float(np.mean([len(set(x[:k]) & set(y[:k])) / k for x, y in zip(*order, strict=True)]))
-        for k in ks
-        if k < count
-    }
-    return correlation, overlap
+    return weighted_pearson(generated, real, np.ones_like(real))
 
 
 def frechet_distance(generated_Nd: np.ndarray, real_Md: np.ndarray) -> float:
@@ -198,7 +187,6 @@ def calibration(samples_KNd: np.ndarray, real_Nd: np.ndarray) -> dict[str, Any]:
 
     Returns:
         samples: K.
-        cosine_single, cosine_mean: cosine to the target of one sample, and of the mean of K samples.
         spread_to_error: standard deviation of the samples ÷ error of their mean, corrected by √(1 + 1/K); 1 is
             calibrated, below 1 is overconfident (Fortin et al. 2014).
         rank_fraction: (K + 1,) histogram of the target's rank among the samples over all coordinates; a flat histogram
@@ -211,8 +199,6 @@ def calibration(samples_KNd: np.ndarray, real_Nd: np.ndarray) -> dict[str, Any]:
     below_Nd = (samples_KNd < real_Nd).sum(axis=0)
     return {
         "samples": count,
-        "cosine_single": float(np.mean([cosine(sample, real_Nd).mean() for sample in samples_KNd])),
-        "cosine_mean": float(cosine(mean_Nd, real_Nd).mean()),
         "spread_to_error": float(spread / error),
         "rank_fraction": np.bincount(below_Nd.ravel(), minlength=count + 1) / below_Nd.size,
     }

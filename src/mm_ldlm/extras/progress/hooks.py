@@ -18,6 +18,7 @@ from mm_ldlm.core import duration, show
 from mm_ldlm.core.progress import QUIET_SECONDS
 from mm_ldlm.evaluation.report import FEW_STEPS
 from mm_ldlm.pipelines import MAIN, executed_by, partly
+from mm_ldlm.training.checkpoints.reference import run_folder
 from mm_ldlm.training.jsonl import number
 
 log = logging.getLogger(__name__)
@@ -199,7 +200,7 @@ def show_request(catalog: Any) -> None:
     if found := [use for use in requests if use in able and (reads or use == "unconditional")]:
         chosen = load("params:evaluation").checkpoint
         checkpoint = "" if chosen == "latest" else f" --checkpoint {chosen}"
-        run = load("parameters").get("run") or catalog.get(TIMINGS)._path.parents[1]
+        run = load("parameters").get("run") or run_folder(load("runs"), load("run"))
         length = (
             f" --length {load('params:tokenizer').max_length}"
             if able.length_refusal("sample", found[0], order="text_first")

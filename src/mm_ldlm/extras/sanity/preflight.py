@@ -24,13 +24,8 @@ class Check:
     found: str
     remedy: str = ""
 
-    @property
-    def ok(self) -> bool:
-        return not self.remedy
-
     def __str__(self) -> str:
-        mark = "✓" if self.ok else "✗"
-        return f"{mark} {self.name}: {self.found}" + ("" if self.ok else f"\n    → {self.remedy}")
+        return f"✗ {self.name}: {self.found}\n    → {self.remedy}" if self.remedy else f"✓ {self.name}: {self.found}"
 
 
 @dataclasses.dataclass
@@ -54,11 +49,11 @@ class Preflight(Observer):
             shared_folder(run.process, run.checkpointer.directory.parent),
             batches(run),
         ])  # fmt: skip
-        if all(check.ok for check in checks):
+        if not any(check.remedy for check in checks):
             checks += _agreed([dry_step(run)])
         table = [str(check) for check in checks]
         run.tracker.event(run.learner.state.step, "preflight", checks=table)
-        if not all(check.ok for check in checks):
+        if any(check.remedy for check in checks):
             raise PreflightError("\n".join(["the run cannot start as configured:", *table]))
 
 
@@ -139,5 +134,5 @@ def _agreed(checks: list[Check]) -> list[Check]:
     found = []
     for mine, *everyone in zip(checks, *collectives.gather(checks), strict=True):
         named = [dataclasses.replace(each, name=f"{each.name} (rank {rank})") for rank, each in enumerate(everyone)]
-        found.append(next((each for each in named if not each.ok), mine))
+        found.append(next((each for each in named if each.remedy), mine))
     return found

@@ -90,7 +90,7 @@ class Protocol:
         of_evaluation = to_dict(self.evaluation)
         return {
             **{name: value for name, value in to_dict(self.config).items() if name != "runs"},
-            **{name: of_evaluation["generation"][name] for name in ("causal_model", "revision", "self_bleu_texts")},
+            **{name: of_evaluation["generation"][name] for name in ("causal_model", "revision")},
             **{name: of_evaluation[name] for name in ("checkpoint", "use_ema", "device")},
             "judge": getattr(self.judge, "weights", None),
             "draws": self.evaluation.likelihood.draws,
@@ -106,7 +106,7 @@ class Protocol:
         rows = [words(text) for text in texts] if self.unit == "word" else ids
         found: dict[str, Any] = entropies(rows)
         if full:
-            found = diversity(rows, self_bleu_texts=self.evaluation.generation.self_bleu_texts, seed=self.seed)
+            found = diversity(rows, seed=self.seed)
             found |= {"distinct_2": found["distinct"][2], "examples": list(texts[:8])}
             if self.embed is not None:
                 found["mauve"] = mauve(self.embed(texts), self.embed(self.real), seed=self.seed)

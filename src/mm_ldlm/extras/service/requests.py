@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type
 from mm_ldlm.app.requests import COMMANDS, Request, registered, requests
 from mm_ldlm.core import (
     Bytes,
-    Kinds,
     NonNegativeFloat,
     PositiveInt,
     SamplingError,
@@ -21,7 +20,6 @@ from mm_ldlm.core import (
     checked,
     config,
     parse,
-    parse_kind,
     to_dict,
 )
 
@@ -72,8 +70,8 @@ class Endpoint(NamedTuple):
     about: Mapping[str, Any]
     """What the page of the service shows: the description, an example of a body, and the groups (`tags`)"""
     limits: Limits
-    samplers: Mapping[str, Callable[[Any], Any]]
-    """Parameter that chooses a sampler → the configuration that the model uses for a value of it"""
+    default_sampler: Callable[[], Any]
+    """The sampler of the model for this request, whose steps count where none are given"""
 
     def job(self, given: Any) -> Job:
         """Check the body of a request.
@@ -87,9 +85,8 @@ class Endpoint(NamedTuple):
         options = {key: value for key, value in values.items() if key not in columns}
         counts = {value if isinstance(value, int) else len(value) for value in columns.values()}
         given = {**options, "seed": 0}
-        if "steps" in given and not given["steps"]:
-            used = [make(given[key]) for key, make in self.samplers.items() if "steps" not in (given[key] or "")]
-            given["steps"] = max((getattr(each, "steps", 1) for each in used), default=1)
+        if "steps" in given and not given["steps"] and "steps" not in (given.get("sampler") or ""):
+            given["steps"] = getattr(self.default_sampler(), "steps", 1)
         work = max(counts) * _work(given)
         if work > self.limits.max_work:
             raise SamplingError(
@@ -110,13 +107,10 @@ def endpoints(limits: Limits, model: "LoadedModel") -> dict[str, Endpoint]:
 
 def _endpoint(name: str, request: Request, limits: Limits, model: "LoadedModel") -> Endpoint:
     function, columns, types = COMMANDS.load(name), list[str](), dict[str, Any]()
-    hints, samplers = get_type_hints(function, include_extras=True), dict[str, Callable[[Any], Any]]()
+    hints = get_type_hints(function, include_extras=True)
     given = any(each.texts or each.vectors for each in request.parameters)
     for each in request.parameters:
         hint = hints[each.name]
-        for kinds in getattr(hint, "__metadata__", ()):
-            if isinstance(kinds, Kinds):
-                samplers[each.name] = partial(_sampler, model, kinds, at=each.name, conditional=given)
         if each.texts or each.vectors:
             columns.append(each.name)
             hint = rows_of(limits, texts=each.texts, vectors=each.vectors)
@@ -135,14 +129,8 @@ def _endpoint(name: str, request: Request, limits: Limits, model: "LoadedModel")
     example = {each.name: [text] if each.texts else 3 for each in request.parameters if each.required}
     tags = [WRITES if request.returns == "Texts" else READS]
     about = {"description": request.help, "example": example, "tags": tags}
-    return Endpoint(function, config(body), columns, about, limits, samplers)
-
-
-def _sampler(model: "LoadedModel", kinds: Kinds, given: Any, *, at: str, conditional: bool) -> Any:
-    """Return the configuration of the sampler that a request uses for a kind, a configuration or None."""
-    if kinds.group == "text_samplers":
-        return model.text_sampler(given, None, conditional=conditional)
-    return parse_kind(kinds, {"kind": given} if isinstance(given, str) else given, at=at)
+    default = partial(model.model.default_sampler, conditional=given)
+    return Endpoint(function, config(body), columns, about, limits, default)
 
 
 def rows_of(limits: Limits, *, texts: bool, vectors: bool) -> Any:

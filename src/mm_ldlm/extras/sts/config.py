@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from mm_ldlm.core import EvaluationError, config
 from mm_ldlm.evaluation.config import refuse_repeated
@@ -23,13 +23,11 @@ class StsConfig:
         sets: STS sets, each scored completely.
         files: name → file in STS-B's format, in addition to the sets; it can be set on the command line.
         sampler: latent sampler that embeds the texts.
-        too_long: truncate (and count) sentences of more tokens than the model reads, as encoders do, or refuse them.
     """
 
     sets: tuple[StsSource, ...] = ()
     files: dict[Name, str] = field(default_factory=dict)
     sampler: Annotated[Any, LATENT_SAMPLERS] = DdimConfig(steps=8)
-    too_long: Literal["truncate", "refuse"] = "truncate"
 
     def __post_init__(self) -> None:
         refuse_repeated([source.name for source in self.sources], "sets", "files")

@@ -13,7 +13,7 @@ Over subsets (SemEval 2012 to 2016) there are three conventions:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,8 @@ class StsScore:
 
     Attributes:
         numbers: `spearman` and `pearson` of the cosine, over the concatenation of the subsets ("all"), with intervals;
-            `by_similarity`, both correlations of each of the `similarities`; and for a set with subsets, Spearman and
-            Pearson of the cosine by subset and their two means.
+            `by_similarity`, both correlations of each of the `similarities`; and for a set with subsets, Spearman of
+            the cosine by subset, and the two means of both correlations.
         replicates_R: Spearman of the cosine per resample; the draws depend only on set and seed, so that the
             replicates of two encoders are paired.
     """
@@ -81,7 +81,7 @@ class Sts(Suite):
             entry: Metrics = {"pairs": len(pairs), "subsets": pairs.subsets, "part": pairs.part}
             if "encoder" in encoders and hasattr(model.encoder, "spec"):  # one that has a name
                 entry["published"] = source.published.get(model.encoder.spec.name)
-            entry |= tokenised(pairs, model, too_long=config.too_long) if embeds else {}
+            entry |= tokenised(pairs, model) if embeds else {}
             if entry.get("unknown", 0) > MOST_UNKNOWN:
                 left_out.append(
                     f"the set {source.name} among the headline numbers: {100 * entry['unknown']:.0f} % of its "
@@ -142,20 +142,13 @@ def embedder(model: Any, sampler: Any, *, seed: int) -> Encode:
     return encode
 
 
-def tokenised(pairs: StsSet, model: Any, *, too_long: str) -> dict[str, float]:
-    """Count the distinct sentences that are too long for the model, and the fraction of those with unknown words.
-
-    Raises:
-        EvaluationError: some are too long and `too_long` is "refuse".
-    """
+def tokenised(pairs: StsSet, model: Any) -> dict[str, float]:
+    """Count the distinct sentences that are too long for the model, and the fraction of those with unknown words."""
     rows = model.tokenizer.encode(pairs.sentences)
-    long = sum(len(row) > model.max_length for row in rows)
-    if long and too_long == "refuse":
-        raise EvaluationError(
-            f"STS set '{pairs.name}': expected sentences of at most {model.max_length} tokens, found {long} that are "
-            "longer. Set evaluation.sts.too_long to 'truncate' to truncate them as encoders do."
-        )
-    return {"too_long": long, "unknown": sum(model.tokenizer.unk_id in row for row in rows) / len(rows)}
+    return {
+        "too_long": sum(len(row) > model.max_length for row in rows),
+        "unknown": sum(model.tokenizer.unk_id in row for row in rows) / len(rows),
+    }
 
 
 # -- scores -----------------------------------------------------------------------------------------------------------
@@ -208,7 +201,7 @@ def score_encoder(pairs: StsSet, encode: Encode, *, bootstrap: Bootstrap = Boots
         "spearman": bootstrap.interval(both["cosine"]["spearman"], spearman_R),
         "pearson": bootstrap.interval(both["cosine"]["pearson"], pearson_R),
         "by_similarity": both,
-        **(_over_subsets(pairs, cosine_N, bootstrap) if len(pairs.subsets) > 1 else {}),
+        **(_over_subsets(pairs, cosine_N) if len(pairs.subsets) > 1 else {}),
     }
     return StsScore(numbers, spearman_R)
 
@@ -219,23 +212,16 @@ def ratio_to(encoder: StsScore, model: StsScore, bootstrap: Bootstrap) -> Interv
     return bootstrap.interval(value, model.replicates_R / encoder.replicates_R)
 
 
-def _over_subsets(pairs: StsSet, cosine_N: np.ndarray, bootstrap: Bootstrap) -> dict[str, Any]:
+def _over_subsets(pairs: StsSet, cosine_N: np.ndarray) -> dict[str, Any]:
     parts = {name: np.flatnonzero(np.array(pairs.subset_N) == name) for name in pairs.subsets}
-    scores, draws = {}, []
-    for place, (name, rows) in enumerate(parts.items()):
-        scores[name] = correlate(cosine_N[rows], pairs.gold_N[rows], name=f"subset '{name}'")
-        # One stream per subset, because a mean over subsets needs resampling within each.
-        stream = replace(bootstrap, seed=bootstrap.seed + place)
-        statistic = spearman_of_counts(cosine_N[rows], pairs.gold_N[rows])
-        draws.append(100 * stream.replicates_of(statistic, len(rows)))
-    sizes = [len(rows) for rows in parts.values()]
-    found: dict[str, Any] = {}
+    scores = {name: correlate(cosine_N[rows], pairs.gold_N[rows], name=f"subset '{name}'")
+              for name, rows in parts.items()}  # fmt: skip
+    found: dict[str, Any] = {"subset_spearman": {name: score["spearman"] for name, score in scores.items()}}
     for kind in ("spearman", "pearson"):
         values = [score[kind] for score in scores.values()]
         found[f"mean_{kind}"] = float(np.mean(values))
-        found[f"weighted_mean_{kind}"] = float(np.average(values, weights=sizes))
-        found[f"subset_{kind}"] = dict(zip(scores, values, strict=True))
-    return found | {"mean_interval": bootstrap.interval(found["mean_spearman"], np.mean(draws, axis=0))}
+        found[f"weighted_mean_{kind}"] = float(np.average(values, weights=[*map(len, parts.values())]))
+    return found
 
 
 def sts_scores(sets: Mapping[str, Any]) -> Any:

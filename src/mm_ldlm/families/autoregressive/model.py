@@ -6,7 +6,7 @@ B batch, L text length, P = L + 1 positions (<begin>, then the text), M chosen p
 E dim of a head, T positions in the cache.
 """
 
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,28 +21,8 @@ from mm_ldlm.models.parts import tag
 from mm_ldlm.models.rope import rope_table
 
 
-@runtime_checkable
 class NextTokenModel(Protocol):
-    """Model that predicts each token from the tokens before it, in parallel or, for the sampler, step by step.
-
-    Attributes:
-        begin_id: the input that precedes the first token.
-        end_id: the column of the logits that ends a text.
-        pad_id: fills the canvas after the end of a text.
-    """
-
-    begin_id: int
-    end_id: int
-    pad_id: int
-
-    def __call__(self, tokens_BL: Tensor, *, logits_at: Tensor | None = None) -> Tensor:
-        """See `CausalTransformer.forward`."""
-
-    def start(self) -> Any:
-        """Make an empty cache. Its method `keep(mask_B)` drops texts from the batch."""
-
-    def step(self, cache: Any, token_B: Tensor) -> Tensor:
-        """Compute logits (B, V + 1) of the next token, as a new tensor in each call: the sampler writes into it."""
+    """Model that predicts each token from the tokens before it, in parallel or step by step, as `CausalTransformer`."""
 
 
 @config
@@ -184,7 +164,10 @@ class CausalTransformer(nn.Module):
         return KeyValueCache(self.config.depth)
 
     def step(self, cache: KeyValueCache, token_B: Tensor) -> Tensor:
-        """Append one token to every text of the cache and predict the next one: logits (B, V + 1) as of `forward`."""
+        """Append one token to every text of the cache and predict the next one: logits (B, V + 1) as of `forward`.
+
+        They are a new tensor in each call, into which the sampler writes.
+        """
         x_B1D = self.text_embedding(token_B[:, None]).float()
         rope_12e = self.rope_P2e[cache.length : cache.length + 1]
         for index, block in enumerate(self.blocks):

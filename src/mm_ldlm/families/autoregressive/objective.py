@@ -20,7 +20,7 @@ from mm_ldlm.diffusion.distributions import TokenLosses, normalise_, token_loss
 from mm_ldlm.diffusion.nelbo import Likelihood
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.families.autoregressive.model import NextTokenModel
+from mm_ldlm.families.autoregressive.model import CausalTransformer, NextTokenModel
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, Objective, ObjectiveConfig, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
@@ -79,7 +79,7 @@ class AutoregressiveSampler(Overridable):
 
 
 def autoregressive(
-    model: NextTokenModel,
+    model: CausalTransformer,
     canvas_BL: Tensor,
     given_BL: Tensor,
     *,

@@ -46,31 +46,7 @@ class KeyValueCache:
 
 
 class BlockModel(Protocol):
-    """Denoiser of the blocks of a text given the blocks before each; see `BlockDiT`.
-
-    Attributes:
-        block_length: number of tokens of a block.
-    """
-
-    block_length: int
-
-    def __call__(
-        self, tokens_BL: Tensor, *, valid_BL: Tensor | None, clean_BL: Tensor | None = None,
-        logits_at: Tensor | None = None,
-    ) -> TextOutput:  # fmt: skip
-        """See `BlockDiT.forward`."""
-
-    def start(self, length_B: Tensor) -> KeyValueCache:
-        """Make an empty cache for texts of these lengths."""
-
-    def read(self, tokens_Bl: Tensor, cache: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
-        """See `BlockDiT.read`."""
-
-    def logits(self, hidden_BlD: Tensor, cache: KeyValueCache, *, at: Tensor) -> Tensor:
-        """Compute logits (M, V) at the chosen positions of a block from what `read` returns."""
-
-    def length_logits(self) -> Tensor:
-        """Return unnormalised log-probabilities (N,) float32 of the lengths 1..N."""
+    """Denoiser of the blocks of a text given the blocks before each, called as `BlockDiT`."""
 
 
 @config

@@ -36,13 +36,7 @@ class Output(NamedTuple):
 
 
 class TextAndStatesModel(Protocol):
-    """Denoiser of a text and of one continuous state per token; see `Ccdd`."""
-
-    def __call__(
-        self, tokens_BL: Tensor, *, valid_BL: Tensor | None, t_text_B: Tensor, states_BLd: Tensor, t_state_B: Tensor,
-        null_state_B: Tensor | None = None, logits_at: Tensor | None = None, heads: Container[str] = ("text", "state"),
-    ) -> Output:  # fmt: skip
-        """See `Ccdd.forward`."""
+    """Denoiser of a text and of one continuous state per token, called as `Ccdd`."""
 
 
 @config

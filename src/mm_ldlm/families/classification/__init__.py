@@ -16,9 +16,5 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "uses": {"classify": "mm_ldlm.families.classification:CLASSIFY"},
     "suites": {"classification": "mm_ldlm.families.classification.suite:Classification"},
     "commands": {"classify": "mm_ldlm.families.classification.requests:classify"},
-    "requests": {
-        "classify": "mm_ldlm.families.classification.requests:classify",
-        "classify_tokens": "mm_ldlm.families.classification.requests:classify_tokens",
-        "classify_latents": "mm_ldlm.families.classification.requests:classify_latents",
-    },
+    "requests": {"classify": "mm_ldlm.families.classification.requests:classify"},
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mm_ldlm.core import SamplingError, check
 from mm_ldlm.inference.api import MMLDLM
-from mm_ldlm.inference.arguments import check_tokens, listed, texts_of, vectors_of
+from mm_ldlm.inference.arguments import texts_of, vectors_of
 from mm_ldlm.inference.model import Latents, TooLong, by_row
 from mm_ldlm.inference.writing import Values
 
@@ -97,9 +97,7 @@ def classify_tokens(
     second: Sequence[Sequence[int]] | None = None,
 ) -> Classes:
     """Classify tokenised texts (each of 1..max_length ids), or pairs with the second texts; see `classify`."""
-    model.capabilities.require("classify")
-    _refuse_second(model, given=second is not None)
-    sides = [check_tokens(side, texts, shape=model.shape) for side in ([ids] if second is None else [ids, second])]
+    sides = [ids] if second is None else [ids, second]
     writer, classifier = model.writer, cast(Any, model.model)
 
     def work(batch: list[int]) -> Values:
@@ -114,17 +112,15 @@ def classify_tokens(
 
 def classify_latents(model: MMLDLM, latents: Latents, sources: Sequence[str | None] | None = None) -> Classes:
     """Classify raw latents (n, d); see `classify`."""
-    model.capabilities.require("classify")
-    named = None if sources is None else listed(sources, name="sources")
-    raw_nd = vectors_of(latents, dim=model.dim, count=None if named is None else len(named))
-    named = [None] * len(raw_nd) if named is None else named
+    raw_nd = vectors_of(latents, dim=model.dim)
     latents_nd, classifier = model.standardised(raw_nd), cast(Any, model.model)
     batches = np.array_split(np.arange(len(raw_nd)), -(-len(raw_nd) // LATENTS_PER_BATCH) or 1)
     with classifier.evaluating():
         results = [_probabilities(classifier.class_logits(latents_nd[batch])) for batch in batches]
     found = model.writer.joined(batches, results)
     norms_n = model.norms(raw_nd)
-    return Classes(tuple(named), classifier.classes, found[PROBABILITIES], latent_norms=norms_n)
+    named = tuple(sources or [None] * len(raw_nd))
+    return Classes(named, classifier.classes, found[PROBABILITIES], latent_norms=norms_n)
 
 
 def _refuse_second(model: MMLDLM, *, given: bool) -> None:

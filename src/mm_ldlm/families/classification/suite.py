@@ -7,12 +7,12 @@ n examples, K classes, b bins of confidence, r replicates of the bootstrap.
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.core import EvaluationError, PositiveFloat, Repeats, Rows, RowsOrNone, bounded, config, refuse_if
+from mm_ldlm.core import EvaluationError, Rows, RowsOrNone, config
 from mm_ldlm.data.corpus.splits import Split
 from mm_ldlm.data.dataset import Dataset
 from mm_ldlm.data.held_out import Rows as StoreRows
@@ -24,6 +24,10 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 PREFIXES = {"model": "classification", "logistic_regression": "baseline.logistic_regression"}
 """Classifier → the first part of the keys of its numbers"""
+BINS = 15
+"""Bins of confidence, of the calibration error and of the reliability diagram"""
+STRENGTHS = (0.01, 1.0)
+"""Inverse strengths of the regularisation of logistic regression, of which the validation split chooses one"""
 
 
 @config
@@ -33,21 +37,12 @@ class ClassificationEvalConfig:
     Attributes:
         split: the split that is scored.
         examples: number of its examples.
-        bins: number of bins of confidence, for the calibration error and the reliability diagram.
         baseline_rows: number of training examples of logistic regression on the latents; 0 disables it.
-        baseline_grid: inverse strengths of its regularisation; the validation split chooses one.
-        baseline_iterations: maximum number of iterations of each fit, which ends earlier where it converges.
     """
 
     split: Split = "test"
     examples: Rows = 5000
-    bins: Annotated[int, bounded(gt=0, le=1_000)] = 15
     baseline_rows: RowsOrNone = 50_000
-    baseline_grid: tuple[PositiveFloat, ...] = (0.01, 1.0)
-    baseline_iterations: Repeats = 400
-
-    def __post_init__(self) -> None:
-        refuse_if(not self.baseline_grid, "expected at least one value in baseline_grid, found none", "baseline_grid")
 
 
 @config
@@ -71,7 +66,7 @@ class Classification(Suite):
         dataset, names, seed = given.dataset, list(model.classes), given.seed
         rows = sample_rows(split_rows(dataset, own.split), own.examples, seed=seed)
         true_n = labels_of(dataset, rows, names)
-        how: dict[str, Any] = {"names": names, "bins": own.bins, "bootstrap": given.bootstrap}
+        how: dict[str, Any] = {"names": names, "bootstrap": given.bootstrap}
         found: Metrics = {"split": own.split, "model": measure(true_n, predict(given.model, dataset, rows), **how)}
         if "latents" in dataset and own.baseline_rows:
             begun = time.perf_counter()
@@ -115,14 +110,16 @@ class Classification(Suite):
 
 def predict(model: Any, dataset: Dataset, rows: StoreRows) -> Floats:
     """Compute the model's probabilities (n, K) of stored examples."""
+    from mm_ldlm.families.classification.requests import classify_latents, classify_tokens
+
     held = read_sentences(dataset, rows)
     if model.model.classifies == "latents":
-        return np.asarray(model.classify_latents(held.latents).probabilities)
+        return np.asarray(classify_latents(model, held.latents).probabilities)
     second = None
     if model.model.classifies == "pairs":
         ids_nL = dataset.field("pair_tokens").batch(rows)
         second = [[int(i) for i in row if i != dataset.tokenizer.pad_id] for row in ids_nL]
-    return np.asarray(model.classify_tokens(held.tokens, held.texts, second=second).probabilities)
+    return np.asarray(classify_tokens(model, held.tokens, held.texts, second=second).probabilities)
 
 
 def labels_of(dataset: Dataset, rows: StoreRows, names: list[str]) -> Ints:
@@ -143,8 +140,8 @@ def logistic_regression(
 ) -> tuple[Floats, float]:
     """Fit multinomial logistic regression to standardised latents of the training split.
 
-    Its strength of regularisation is the one of `config.baseline_grid` with the highest accuracy on the validation
-    split, or the first where that split has no examples.
+    Its strength of regularisation is the one of `STRENGTHS` with the highest accuracy on the validation split, or the
+    first where that split has no examples.
 
     Returns:
         The probabilities (n, K) of `rows`, and the chosen inverse strength.
@@ -156,8 +153,8 @@ def logistic_regression(
 
     train_md, true_m = standardised(train), labels_of(dataset, train, names)
     validation = sample_rows(dataset.rows("validation"), config.examples, seed=seed)
-    grid = config.baseline_grid if len(validation) else config.baseline_grid[:1]
-    fits = [LogisticRegression(C=each, max_iter=config.baseline_iterations).fit(train_md, true_m) for each in grid]
+    strengths = STRENGTHS if len(validation) else STRENGTHS[:1]
+    fits = [LogisticRegression(C=each, max_iter=400).fit(train_md, true_m) for each in strengths]
     best = fits[0]
     if len(fits) > 1:
         held_vd, true_v = standardised(validation), labels_of(dataset, validation, names)
@@ -170,9 +167,7 @@ def logistic_regression(
 # -- measures ----------------------------------------------------------------------------------------------------------
 
 
-def measure(
-    true_n: Ints, probability_nK: Floats, *, names: Sequence[str], bins: int, bootstrap: Bootstrap
-) -> dict[str, Any]:
+def measure(true_n: Ints, probability_nK: Floats, *, names: Sequence[str], bootstrap: Bootstrap) -> dict[str, Any]:
     """Compare probabilities with the true classes; every number has an interval over the examples.
 
     Raises:
@@ -192,11 +187,11 @@ def measure(
         "classes": list(names),
         "accuracy": bootstrap.proportion(correct_n),
         "macro_f1": bootstrap.of(macro_f1(true_n, predicted_n, classes), count),
-        "ece": bootstrap.of(calibration_error(confidence_n, correct_n, bins), count),
+        "ece": bootstrap.of(calibration_error(confidence_n, correct_n, BINS), count),
         "nll": bootstrap.mean(nll_n),
         "majority": float(np.bincount(true_n).max() / count),
         "confusion": confusion(true_n, predicted_n, classes, bootstrap),
-        "reliability": reliability(confidence_n, correct_n, bins, bootstrap),
+        "reliability": reliability(confidence_n, correct_n, BINS, bootstrap),
     }
 
 

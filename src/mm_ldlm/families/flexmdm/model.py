@@ -28,12 +28,7 @@ class Output(NamedTuple):
 
 
 class InsertionModel(Protocol):
-    """Denoiser of a text of which tokens are missing; see `InsertionDiT`."""
-
-    def __call__(
-        self, tokens_BL: Tensor, *, valid_BL: Tensor | None, t_B: Tensor, logits_at: Tensor | None = None
-    ) -> Output:
-        """See `InsertionDiT.forward`."""
+    """Denoiser of a text of which tokens are missing, called as `InsertionDiT`."""
 
 
 @config

@@ -51,11 +51,11 @@ class ImagesSuite(Suite):
         names = sorted({label for label in labels if label is not None})
         size = dataset.field("images").shape
         found: Metrics = {"size": list(size), "labels": names}
-        classifier = Classifier(train_nP, labels) if len(names) > 1 else None
+        classifier = classifier_of(train_nP, labels) if len(names) > 1 else None
         if classifier is None:
             found["left_out"] = ["the records of the training split have no labels (meta_columns: [label])"]
         else:
-            hits_n = classifier.hits(pixels_of(dataset, test), _labels(dataset, test))
+            hits_n = hits(classifier, pixels_of(dataset, test), _labels(dataset, test))
             found["classifier"] = {"trained_on": sum(label is not None for label in labels), "real_images": len(hits_n)}
             if len(hits_n):
                 found["classifier"]["real_accuracy"] = bootstrap.proportion(hits_n)
@@ -70,7 +70,7 @@ class ImagesSuite(Suite):
                     "real": bootstrap.mean(_nearest(real_nP, train_nP)),
                 },
             }
-            if classifier and len(hits_n := classifier.hits(images_nP, _labels(dataset, rows))):
+            if classifier and len(hits_n := hits(classifier, images_nP, _labels(dataset, rows))):
                 entry["accuracy"] = bootstrap.proportion(hits_n)
             entry["pictures"] = pictures(images_nP, drawn["source"], size, count=own.pictures)
             found["caption_to_image"] = entry
@@ -86,8 +86,8 @@ class ImagesSuite(Suite):
                 "attested": bootstrap.proportion([text.lower() in training for text in texts]),
             }
             pairs = zip(texts, _labels(dataset, rows), strict=True)
-            if hits := [label_in(text, names) == label for text, label in pairs if label]:
-                entry["accuracy"] = bootstrap.proportion(hits)
+            if right := [label_in(text, names) == label for text, label in pairs if label]:
+                entry["accuracy"] = bootstrap.proportion(right)
             entry["pictures"] = pictures(pixels_of(dataset, rows[: own.pictures]), texts, size, count=own.pictures)
             found["image_to_caption"] = entry
         if len(both):
@@ -124,23 +124,18 @@ class ImagesSuite(Suite):
         )  # fmt: skip
 
 
-class Classifier:
-    """Support vector machine with a radial kernel on the pixels (n, P) of the images that have a label."""
+def classifier_of(images_nP: Vectors, labels: Sequence[str | None]) -> Any:
+    """Fit a support vector machine with a radial kernel to the pixels (n, P) of the images that have a label."""
+    from sklearn.svm import SVC
 
-    def __init__(self, images_nP: Vectors, labels: Sequence[str | None]) -> None:
-        from sklearn.svm import SVC
+    known = [i for i, label in enumerate(labels) if label is not None]
+    return SVC().fit(images_nP[known], [str(labels[i]) for i in known])
 
-        known = [i for i, label in enumerate(labels) if label is not None]
-        self._svm = SVC().fit(images_nP[known], [str(labels[i]) for i in known])
 
-    def predict(self, images_nP: Vectors) -> list[str]:
-        """Predict the label of each image."""
-        return [str(label) for label in self._svm.predict(images_nP)]
-
-    def hits(self, images_nP: Vectors, labels: Sequence[str | None]) -> npt.NDArray[np.bool_]:
-        """Return for each image with a label whether the prediction is that label."""
-        pairs = zip(self.predict(images_nP), labels, strict=True)
-        return np.array([found == label for found, label in pairs if label is not None], bool)
+def hits(classifier: Any, images_nP: Vectors, labels: Sequence[str | None]) -> npt.NDArray[np.bool_]:
+    """Return for each image with a label whether the prediction is that label."""
+    pairs = zip(classifier.predict(images_nP), labels, strict=True)
+    return np.array([found == label for found, label in pairs if label is not None], bool)
 
 
 def label_in(caption: str, labels: Sequence[str]) -> str | None:

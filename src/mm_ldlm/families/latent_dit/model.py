@@ -23,13 +23,7 @@ from mm_ldlm.models.parts import tag
 
 
 class TextGivenLatentModel(Protocol):
-    """Denoiser of texts that reads a clean latent or a null latent; see `LatentTextTransformer`."""
-
-    def __call__(
-        self, tokens_BL: Tensor, *, valid_BL: Tensor | None, t_B: Tensor, latents_Bd: Tensor,
-        null_latent_B: Tensor | None = None, logits_at: Tensor | None = None,
-    ) -> TextOutput:  # fmt: skip
-        """See `LatentTextTransformer.forward`."""
+    """Denoiser of texts that reads a clean latent or a null latent, called as `LatentTextTransformer`."""
 
 
 @config
