@@ -87,6 +87,7 @@ def test_select_and_fork_keep_rows_and_draws() -> None:
     used.normal(100)
     expected = generator(7).fork("noise").uniform(4)
     assert torch.equal(used.fork("noise").uniform(4), expected)
+    assert not torch.equal(used.fork("a").fork("noise").uniform(4), expected), "the whole path of forks counts"
     assert torch.equal(generator(7).fork("noise").select(torch.tensor([3])).uniform(4)[0], expected[3])
 
 

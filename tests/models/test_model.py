@@ -230,6 +230,8 @@ def test_every_parameter_gets_a_gradient(kind: str, options: dict[str, Any]) -> 
     idle = {name for name, part, p in tagged_parameters(model)
             if not part.occasional and (p.grad is None or not bool(p.grad.any()))}  # fmt: skip
     assert not idle
+    modulations = [p.grad for name, p in model.named_parameters() if name.endswith("modulation.weight")]
+    assert all(bool(each.any(dim=1).all()) for each in modulations), "every shift, scale and gate acts"
 
 
 @each_model

@@ -185,15 +185,6 @@ def test_what_a_model_does_not_provide_is_refused() -> None:
             request()
 
 
-@pytest.mark.parametrize("given", [True, False])
-def test_lengths_that_were_never_trained_are_refused(given: bool, refuses: Any) -> None:
-    options = {"length_weight": 0.0} if given else {"condition_dropout": 0.0}
-    made_of = root_of("multimodal", options)
-    made = made_of.objective.generative_model(made_of.model)
-    with refuses(SamplingError, *options):
-        made.length_log_probs(torch.zeros(1, made.dim) if given else None, rows=1)
-
-
 def test_every_token_is_predicted_from_the_other_half_of_its_text() -> None:
     options = {"process": {"kind": "absorbing", "schedule": {"kind": "cosine"}}}
     root, batch, seen, times = root_of("multimodal", options, stirred=False), random_batch(), [], []
@@ -261,6 +252,18 @@ def test_a_sampler_that_returns_anything_but_a_sample_of_its_canvas_is_refused(s
         made.write(
             canvas_BL, canvas_BL > 0, latents_Bd=None, sampler=sampler, generator=RowGenerator(0, torch.arange(2))
         )
+
+
+def test_guidance_is_for_guided_uses_given_a_condition_and_gaps_are_filled_given_a_latent() -> None:
+    uses = frozenset({"l2t", "edit", "continue"})
+    run = Capabilities(uses=uses, process=build().traits, guided=frozenset({"l2t"}), trained_as="a toy")
+    sampler = text_sampler("confidence", guidance=2.0)
+    found = [
+        run.sampler_refusal(sampler, use, given_latent=given)
+        for use, given in (("l2t", True), ("l2t", False), ("edit", True))
+    ]
+    assert [reason is None for reason in found] == [True, False, False]
+    assert [run.filling(given_latent=given) for given in (True, False)] == ["infill_given_latent", "continue"]
 
 
 @given(st.integers(1, 50), st.integers(1, 50))

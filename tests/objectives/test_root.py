@@ -219,6 +219,7 @@ def test_a_loss_without_weight_is_refused_at_the_first_step(weights: dict[str, f
     [
         (lambda losses: losses | {"text_los": losses.pop("text_loss")}, "text_los"),
         (lambda losses: {}, "none"),
+        (lambda losses: losses | {"own_loss": tuple(x.detach() for x in losses["text_loss"])}, "own_loss"),
     ],
 )
 def test_losses_that_cannot_be_trained_are_refused_at_the_first_step(

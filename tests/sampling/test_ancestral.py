@@ -52,12 +52,6 @@ def test_samples_have_the_enumerated_distribution(settings: dict[str, Any], sche
     compare_with_enumeration("ancestral", schedule, steps=3, count=20_000, **settings)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [2, 5])
-def test_a_million_samples_have_the_enumerated_distribution(steps: int) -> None:
-    compare_with_enumeration("ancestral", "cosine", steps=steps, count=1_000_000)
-
-
 def test_one_token_a_step_is_the_chain_rule() -> None:
     made = sample("random", EXACT.denoiser(), canvas(*[2] * 40_000), steps=2)
     agrees(EXACT.frequencies(made.tokens), EXACT.p_S, count=40_000)

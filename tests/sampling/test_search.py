@@ -17,8 +17,8 @@ TARGETS = torch.tensor([[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [1, 1, 1, 1, 1, 
 class Bench:
     """Writes random words that are right half of the time and more certain there; the cosine is the fraction right."""
 
-    def __init__(self, right=0.5, certain=-0.1):
-        self.right, self.certain, self.encoded, self.written = right, certain, 0, 0
+    def __init__(self, right=0.5, certain=-0.1, cost=(3, 3, 3)):
+        self.right, self.certain, self.encoded, self.written, self.cost = right, certain, 0, 0, torch.tensor(cost)
 
     def write(self, canvas, target, generator, how, latents):
         self.written += len(canvas)
@@ -27,8 +27,7 @@ class Bench:
         words = torch.where(good, TARGETS[target], (TARGETS[target] + 1) % 6)
         tokens = torch.where(canvas == MASK, words, canvas)
         log_probs = torch.where(canvas == MASK, torch.where(good, self.certain, -2.0), 0.0)
-        ones = torch.ones(len(canvas), dtype=torch.long)
-        return TextSample(tokens, log_probs, torch.zeros_like(tokens), ones * 3, 3)
+        return TextSample(tokens, log_probs, torch.zeros_like(tokens), self.cost[target], 3)
 
     def reembed(self, tokens, target):
         self.encoded += len(tokens)
@@ -81,7 +80,7 @@ def test_costs_are_counted():
 
 
 @given(
-    st.integers(3, 90), st.integers(1, 5), st.integers(1, 4), st.integers(0, 9), st.floats(0, 1), st.floats(0.1, 0.9)
+    st.integers(5, 90), st.integers(1, 5), st.integers(1, 4), st.integers(0, 9), st.floats(0, 1), st.floats(0.1, 0.9)
 )
 def test_a_search_within_calls_never_exceeds_them_and_more_calls_are_never_worse(
     calls, candidates, beam, rounds, infill, right
@@ -94,14 +93,15 @@ def test_a_search_within_calls_never_exceeds_them_and_more_calls_are_never_worse
         "swap": infill / 2,
         "good_enough": 0.99,
     }
+    cost = (1, 3, 5)
     within, more, free = (
-        run(Bench(right), price=3, calls=most, **settings)[1] for most in (calls, calls + 7, None)
+        run(Bench(right, cost=cost), price=cost, calls=most, **settings)[1] for most in (calls, calls + 7, None)
     )  # fmt: skip
     assert int(within.model_calls_per_row.max()) <= calls
     assert (within.model_calls_per_row <= more.model_calls_per_row).all()
     assert (within.cosines <= more.cosines).all()
     assert (more.cosines <= free.cosines).all()
-    done = (within.cosines >= 0.99) | (within.model_calls_per_row > calls - 3)
+    done = (within.cosines >= 0.99) | (within.model_calls_per_row > calls - torch.tensor(cost))
     assert (done | (within.model_calls_per_row == free.model_calls_per_row)).all(), "all calls that it may make"
 
 
@@ -322,7 +322,10 @@ def test_a_span_gives_way_to_masks_and_masking_takes_its_fraction(lengths, fract
         assert -1 <= after - before <= 2 * (fraction > 0)
         assert (after >= 1) == (before >= 1)
         start = int(again_TL[row].int().argmax()) if hole else None
-        kept, words = tokens_TL[row, :before].tolist(), made.tokens[row, :after].tolist()
+        kept, words = (
+            [*zip(tokens[row, :length].tolist(), log_probs[row, :length].tolist(), strict=True)]
+            for tokens, log_probs, length in ((tokens_TL, log_probs_TL, before), (made.tokens, made.log_probs, after))
+        )
         gone = before - after + hole
         assert gone <= 1 + ratio * before
         places = range(before) if start is None else [start]

@@ -91,6 +91,9 @@ def test_a_spike_is_one_after_enough_steps_of_its_kind_only() -> None:
         verdict = guard.judge(kind="a", loss=numbers[0], grad_norm=numbers[1], bad_ranks=[])
         assert (verdict.action, verdict.spike) == ("apply", True)
         assert name in verdict.reason
+    losses = (math.nan, math.nan, 100.0, math.nan, math.nan)
+    found = [guard.judge(kind="a", loss=loss, grad_norm=1.0, bad_ranks=[]).action for loss in losses]
+    assert found == ["skip", "skip", "apply", "skip", "skip"], "an applied spike ends a row of skipped steps"
 
 
 @pytest.mark.parametrize("action", ["log", "skip"])

@@ -64,13 +64,15 @@ def test_pitfall_10_an_untrained_input_is_not_frozen_and_a_trained_one_is(tmp_pa
         freeze(run.learner.root, frozen, trained=False)
 
 
-@pytest.mark.parametrize("case", ["nothing", "another model", "poison"])
+@pytest.mark.parametrize("case", ["nothing", "another model", "no tokenizer", "poison"])
 def test_a_checkpoint_that_does_not_fit_is_refused(case: str, tmp_path: Path, refuses: Callable[..., Any]) -> None:
     loop.train(run_on(WORDS, tmp_path, "first", max_steps=2))
     path = folder.find(tmp_path / "first")
     more: dict[str, Any] = {}
     if case == "nothing":
         path = tmp_path / "nowhere"
+    elif case == "no tokenizer":
+        rewrite(path / "training_state.json", lambda state: state["identity"].pop("tokenizer"))
     elif case == "another model":
         more = {"model": {"kind": "dit", "dim": 32, "depth": 3, "time_conditioning": False}}
     else:

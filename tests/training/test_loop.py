@@ -11,7 +11,7 @@ import torch
 from tests.training import task
 from tests.training.faults import KIND
 
-from mm_ldlm.core import CheckpointError, TrainingDiverged
+from mm_ldlm.core import CheckpointError, FreezingError, TrainingDiverged
 from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training import loop
 from mm_ldlm.training.checkpoints.reference import latest
@@ -31,7 +31,7 @@ def faulty(*faults: dict[str, Any], **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_pitfall_16_training_moves_exactly_what_is_trained_and_resumes_to_the_bit(kind: str, tmp_path: Path) -> None:
     """An epoch has three steps, so that the second part of a run ends one and begins another; also pitfall 31."""
-    keys: dict[str, Any] = {"optimizer": {"lr": 1e-2}, "ema": {"decay": 0.5}, "validate_every": STEPS}
+    keys: dict[str, Any] = {"optimizer": {"lr": 1e-2}, "ema": {"decay": 0.5}, "validate_every": STEPS - 1}
     spec = task.spec(kind, max_steps=STEPS, **keys)
     run = task.built(spec, tmp_path / "whole")
     root, first = run.learner.root, run.validate(0)["loss"]
@@ -153,6 +153,14 @@ def test_pitfall_39_nothing_that_is_not_finite_is_committed(step: int, tmp_path:
     assert last.name in str(raised.value)
     assert len(run.tracker.of("rollback")) == spec.training.guard.max_rollbacks
     assert all(bool(torch.isfinite(value).all()) for value in task.saved(tmp_path, step).values())
+
+
+def test_a_frozen_weight_that_moves_ends_the_run(tmp_path: Path) -> None:
+    run = task.built(task.spec({"kind": "multimodal", "mode": "l2t"}, max_steps=2), tmp_path)
+    frozen = next(p for p in run.learner.root.parameters() if not p.requires_grad)
+    run.throughput.stepped = lambda planned: frozen.data.add_(1.0)  # type: ignore[method-assign]
+    with pytest.raises(FreezingError):
+        loop.train(run)
 
 
 # -- endings -----------------------------------------------------------------------------------------------------------

@@ -73,6 +73,20 @@ def step(model: Model, optimization: Optimization, number: int) -> None:
     optimization.finish()
 
 
+@pytest.mark.parametrize("option", [
+    {"lr": 1e-2}, {"betas": (0.5, 0.95)}, {"betas": (0.9, 0.5)}, {"eps": 1.0}, {"clip": 1e-3},
+    {"weight_decay": 0.5}, {"schedule": "linear"}, {"min_lr_ratio": 0.9},
+])  # fmt: skip
+def test_pitfall_01_every_option_changes_the_weights(option: dict[str, Any]) -> None:
+    found = []
+    for options in ({}, option):
+        model, optimization = made(**options)
+        for number in range(3):
+            step(model, optimization, number)
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert not torch.equal(*found)
+
+
 def test_a_saved_state_continues_to_the_bit() -> None:
     model, optimization = made()
     for number in range(3):

@@ -17,7 +17,7 @@ from tests.training import task
 from tests.training.ranks import train_forked, train_on_ranks
 from tests.training.test_loop import EVERY_STEP, faulty
 
-from mm_ldlm.core import ConfigurationError, TrainingDiverged, WorkerFailed
+from mm_ldlm.core import CheckpointError, ConfigurationError, TrainingDiverged, WorkerFailed
 from mm_ldlm.core.files import write_json
 from mm_ldlm.distributed import failure
 from mm_ldlm.training import session as status
@@ -141,7 +141,8 @@ def test_a_run_folder_tells_its_whole_story(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("mm_ldlm.training.worker.registered", lambda: [package])
     run = go(task.spec(checkpoint={"every_steps": 4, "keep_last": 2}), tmp_path)
     found = read_status(run)
-    assert (found.status, found.step) == ("finished", 10)
+    assert (found.status, found.step, found.fingerprint) == ("finished", 10, task.spec().fingerprint)
+    assert found.seconds
     assert [event["event"] for event in read_events(run / status.LOG)][-1] == "end"
     assert sorted(path.name for path in (run / "checkpoints").glob("step-*")) == ["step-00000008", "step-00000010"]
     config = json.loads((run / "config.json").read_text())
@@ -177,12 +178,19 @@ def test_a_signal_saves_and_stops(number: signal.Signals, tmp_path: Path) -> Non
     assert task.saved(tmp_path, 4)
 
 
-def test_an_error_is_noted_with_its_step(tmp_path: Path) -> None:
+def test_an_error_is_noted_with_its_step_and_its_launch_if_it_would_recur(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "job"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ZeroDivisionError) as raised:
         go(task.spec(faulty({"kind": "raise", "step": 3})), tmp_path)
     assert raised.value.__dict__[failure._NOTED][0] == 3
     found = read_status(tmp_path / "run")
-    assert (found.status, found.step, found.reason) == ("failed", 3, "planted")
+    assert (found.status, found.step, found.reason, found.launch) == ("failed", 3, "planted", "")
+    with pytest.raises(CheckpointError):
+        go(task.spec(init_from="nowhere", run_name="refused"), tmp_path)
+    assert read_status(tmp_path / "refused").launch == "job"
     assert read_events(tmp_path / "run" / status.LOG, "failed")[0]["reason"] == "ZeroDivisionError: planted"
 
 

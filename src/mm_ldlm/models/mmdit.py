@@ -380,8 +380,7 @@ class MMDiT(nn.Module):
         for index, block in enumerate(self.blocks):
             if index == config.two_stream_blocks:
                 xs = (torch.cat(xs, dim=1),)
-                at_zero = torch.zeros_like(rope_L2e[:1]).index_fill(1, rope_L2e.new_zeros(1, dtype=torch.long), 1.0)
-                ropes = (torch.cat([rope_L2e, at_zero.expand(K, -1, -1)]),)
+                ropes = (torch.cat([rope_L2e, rope_L2e[:1].expand(K, -1, -1)]),)  # latents stand at position 0
             keep = wanted if index == config.depth - 1 and len(xs) == 2 else (True,) * len(xs)
             xs = run_block(block, xs, silu_c_BC, ropes, mask, keep, config=config, training=self.training)
         return (xs[0], xs[1]) if len(xs) == 2 else (xs[0][:, :L], xs[0][:, L:])

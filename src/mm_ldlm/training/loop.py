@@ -135,7 +135,6 @@ def train(run: Run) -> Ending:
                 if bad := run.checkpointer.save(line):
                     reason = f"after the update {len(bad)} tensors are non-finite, the first of them {bad[0]}"
                     roll_back(run, learner.guard.give_up(reason, non_finite=True), diagnosis)
-                    ended_early = ""
                     continue
             for observer in observers:
                 observer.after_step(state.step, last=done)

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import chisquare
 from tests.inference.runs import make
 
-from mm_ldlm.core import ConfigurationError, SamplingError
+from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.autoregressive.model import CausalConfig, CausalTransformer
 from mm_ldlm.families.autoregressive.objective import AutoregressiveSampler
@@ -160,13 +160,6 @@ def test_texts_end_at_max_length(model):
     assert draw(model, rows(0)).tokens.shape == (0, N)
 
 
-def test_settings_can_be_overridden():
-    assert AutoregressiveSampler(top_k=3).override(temperature=0.5) == AutoregressiveSampler(top_k=3, temperature=0.5)
-    assert AutoregressiveSampler().override() == AutoregressiveSampler()
-    with pytest.raises(ConfigurationError, match=r"'sampler\.steps' is not known"):
-        AutoregressiveSampler().override(steps=4)
-
-
 def on(model, canvas: torch.Tensor):
     how = {"process": None, "generator": rows(len(canvas)), "open": canvas == SHAPE.mask_id}
     return AutoregressiveSampler().sample(Canvas(denoise=model, tokens=canvas, **how))
@@ -194,9 +187,3 @@ def test_a_gap_is_filled_at_the_end_of_a_text_only(refuses):
     assert any(len(text.split()) > 3 for text in found)
     with refuses(SamplingError, "autoregressive", 2):
         run.infill("w1 [MASK] w2 w3")
-
-
-@pytest.mark.parametrize("bad", [{"top_p": 0.0}, {"temperature": -1.0}, {"top_k": 0}, {"steps": 4}])
-def test_bad_keys_are_refused(bad):
-    with pytest.raises(ConfigurationError, match=next(iter(bad))):
-        AutoregressiveSampler(**bad)

@@ -59,6 +59,8 @@ def test_a_frozen_trunk_trains_only_the_head(model: dict[str, Any], refuses: Ref
     assert learnable == {"objective.head.linear.weight", "objective.head.linear.bias"}
     losses(root, batch())["class_loss"][0].backward()
     assert {name for name, p in root.named_parameters() if p.grad is not None} == learnable
+    fine_tuned = parse_kind(OBJECTIVES, {"kind": "classification", "features": "trunk"}, at="objective")
+    assert fine_tuned.identity == root.objective.config.identity, "either continues from the other's weights"
 
 
 @torch.no_grad()

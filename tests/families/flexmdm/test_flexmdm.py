@@ -219,6 +219,7 @@ def test_a_row_grows_by_itself_and_only_where_it_has_masks() -> None:
     assert len(second) <= 2 < len(fourth) <= SHAPE.max_length
     assert MASK not in (*first, *second, *fourth)
     assert int(made.calls_per_row[2]) == 0
+    assert bool((made.steps[made.tokens == PAD] == -1).all())
     with pytest.raises(SamplingError, match=r"guidance 2\.0"):
         write(exact, canvas_BL, guidance=2.0)
     assert int(made.calls_per_row.max()) <= made.model_calls <= InsertionSampler(steps=6).most_calls(4)

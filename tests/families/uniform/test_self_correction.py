@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sampling.toys import MASK, WORDS, canvas, context, denoiser, on, rows, watching
+from tests.sampling.toys import MASK, WORDS, canvas, context, denoiser, on, rows
 
 from mm_ldlm.core import ConfigurationError
 from mm_ldlm.sampling.registry import text_sampler
@@ -54,19 +54,6 @@ def test_a_correction_writes_the_most_probable_of_the_drawn_tokens_that_differ()
             assert after.steps.tolist() == [[1, first.steps.tolist()[0][1]]]
             return
     pytest.fail("no text (5, 0) was drawn")
-
-
-def test_every_setting_has_its_effect() -> None:
-    base = write("uniform")
-    assert write("uniform", corrections=1).model_calls == 2
-    hot = {"corrections": 8, "correction_temperature": 5.0}
-    assert not torch.equal(write("uniform", **hot).tokens, base.tokens)
-    patient, hasty = (write("uniform", patience=n, **hot).calls_per_row.double().mean() for n in (8, 1))
-    assert hasty < patient - 1
-    times: list[float] = []
-    sampler = text_sampler("self_correction", steps=1, corrections=1, correction_time=0.2)
-    sampler.sample(on(watching(lambda tokens_AL, t_A: times.append(float(t_A[0]))), canvas(2), "uniform"))
-    assert times == pytest.approx([1.0, 0.2])
 
 
 @pytest.mark.parametrize("patience", [1, 2, 5])
