@@ -21,8 +21,8 @@ from kedro_datasets.pandas import ParquetDataset
 from kedro_datasets.partitions import PartitionedDataset
 
 from mm_ldlm.app.catalog import AtPath
-from mm_ldlm.core import import_object
-from mm_ldlm.core.files import InputFile, new_directory, refuse_other, write_bytes, write_text
+from mm_ldlm.core.files import InputFile, refuse_other, write_bytes, write_text
+from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.dataset import Dataset, commit, open_store
 from mm_ldlm.data.store import NOT_NEEDED, Manifest, ShardStore
 from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, weights_in
@@ -159,39 +159,20 @@ class StoreDataset(AtPath):
         return preview_of(store.table(range(min(nrows, len(store)))))
 
 
-class _MarkedFolder(AtPath):
-    """Base of the datasets of a folder that exists if its `marker`, a JSON file, does."""
+class TokenizerDataset(AtPath):
+    """Dataset of the folder of a tokenizer; it exists if its `vocabulary.json` does."""
 
-    def __init__(self, *, marker: str = "dataset.json", **options: Any) -> None:
-        super().__init__(**options)
-        self._marker = self._path / marker
-
-    def _exists(self) -> bool:
-        return self._marker.is_file()
-
-
-class FolderDataset(_MarkedFolder):
-    """Dataset that saves by `save(directory)` of the object and loads by `load(directory)` of its class.
-
-    The folder is written under a temporary name and renamed, so that it is complete if it exists. The catalog names the
-    class (`holds: package.module:Class`); it is never read from the folder. The dataset exists if its `marker` file
-    does.
-    """
-
-    def __init__(self, *, holds: str, **options: Any) -> None:
-        super().__init__(**options)
-        self._holds = holds
-
-    def load(self) -> Any:
-        self._marker.stat()  # a folder that is missing is not a damaged one
-        return import_object(self._holds, "holds").load(self._path)
+    def load(self) -> TextTokenizer:
+        return TextTokenizer.load(self._path)
 
     def save(self, data: Any) -> None:
-        with new_directory(self._path) as directory:
-            data.save(directory)
+        data.save(self._path)
+
+    def _exists(self) -> bool:
+        return (self._path / "vocabulary.json").is_file()
 
 
-class ValidatedDataset(_MarkedFolder):
+class ValidatedDataset(AtPath):
     """Dataset of a folder with `dataset.json`; it loads as `data.dataset.Dataset`. Saving receives folders by name."""
 
     def load(self) -> Dataset | None:
@@ -199,6 +180,9 @@ class ValidatedDataset(_MarkedFolder):
 
     def save(self, data: Mapping[str, Path]) -> None:
         commit(self._path, stores=data)
+
+    def _exists(self) -> bool:
+        return (self._path / "dataset.json").is_file()
 
 
 # --- references -------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mm_ldlm.core import ConfigurationError, Registry, StoreError
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.index import split_column
-from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig, Normalisers, calibrated, fit
+from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig, calibrated, fit
 from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.validation.findings import Finding
 
@@ -221,13 +221,13 @@ def open_all(plan: Mapping[str, Feature], *, latents: ShardStore | None, folder:
 
 def fit_all(
     plan: Mapping[str, Feature], stores: Mapping[str, ShardStore], *, tokens: ShardStore, index: ShardStore
-) -> Normalisers:
-    """Fit the normalisers of the features that have one, on the valid training examples.
+) -> dict[str, Normaliser]:
+    """Fit the normalisers of the features that have one, by the names of their folders, on the valid training examples.
 
     Features with one row for each record also get a range, from the validation split, and vectors of an encoder a
     signature.
     """
-    found = Normalisers()
+    found = dict[str, Normaliser]()
     train, validation = (split_column(index, split, "row") for split in ("train", "validation"))
     for name, feature in plan.items():
         if feature.normaliser_folder is None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.pipeline import Pipeline, node
 
+from mm_ldlm.core.files import new_directory
 from mm_ldlm.data.features import Inputs, fit_all, open_all, planned, sections
 from mm_ldlm.data.index import write_index, write_quarantine
-from mm_ldlm.data.latents.normaliser import Normalisers
-from mm_ldlm.data.store import Manifest, ShardStore
+from mm_ldlm.data.store import NOT_NEEDED, Manifest, NotNeeded, ShardStore
 from mm_ldlm.data.validation.checks import plots, validate
 from mm_ldlm.data.validation.findings import enforce
 from mm_ldlm.evaluation.suites import sections_of_suites, suites
@@ -72,11 +72,15 @@ def index_valid_examples(
 
 
 def fit_normalisers(
-    tokens: ShardStore, latents: ShardStore | None, features: Path, index: ShardStore, **sections: Any
-) -> Normalisers:
-    """Fit the normalisers of the features that have one, on the valid training examples."""
+    tokens: ShardStore, latents: ShardStore | None, features: Path, index: ShardStore, workspace: Path, **sections: Any
+) -> NotNeeded:
+    """Fit the normalisers of the features that have one, on the valid training examples; write a folder for each."""
     plan = planned(sections)
-    return fit_all(plan, open_all(plan, latents=latents, folder=features), tokens=tokens, index=index)
+    fitted = fit_all(plan, open_all(plan, latents=latents, folder=features), tokens=tokens, index=index)
+    for name, normaliser in fitted.items():
+        with new_directory(workspace / name) as folder:
+            normaliser.save(folder)
+    return NOT_NEEDED
 
 
 def commit_dataset(
@@ -86,14 +90,15 @@ def commit_dataset(
     tokenizer: TextTokenizer,
     latents: ShardStore | None,
     features: Path,
-    normalisers: Normalisers,
+    normalisers: Path,
     **sections: Any,
 ) -> dict[str, Path | None]:
     """Name the folders of the stores that objective and model need; the catalog entry `dataset` commits them."""
-    opened = open_all(planned(sections), latents=latents, folder=features)
+    plan = planned(sections)
+    opened = open_all(plan, latents=latents, folder=features)
     stores = {"records": records, "tokens": tokens, "index": index, **opened}
     folders = {name: store.directory for name, store in stores.items()}
-    own = {name: normalisers.directory / name for name in normalisers}
+    own = {name: normalisers / name for feature in plan.values() if (name := feature.normaliser_folder) is not None}
     return {**folders, "tokenizer": tokenizer.directory, **own}
 
 
@@ -137,7 +142,11 @@ def create_pipeline() -> Pipeline:
             ),
             node(
                 fit_normalisers,
-                inputs={name: name for name in ("tokens", "latents", "features", "index")} | parameters,
+                inputs={
+                    **{name: name for name in ("tokens", "latents", "features", "index")},
+                    "workspace": "params:normalisers_workspace",
+                    **parameters,
+                },
                 outputs="normalisers",
                 name="fit_normalisers",
             ),

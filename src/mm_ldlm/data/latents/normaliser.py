@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import StoreError, config
-from mm_ldlm.core.files import InputFile, inside, json_document, write_bytes, write_json
+from mm_ldlm.core.files import InputFile, json_document, write_bytes, write_json
 from mm_ldlm.data.latents.recognition import Signature
 from mm_ldlm.data.store.shards import FixedColumn
 
@@ -206,30 +206,6 @@ def _like(x: Any, array: Matrix) -> Any:
 def _rounded(like: Any, value: Any) -> Any:
     """Return a numpy result in the floating-point type of the input; torch computes in it already."""
     return value.astype(like.dtype) if isinstance(value, np.ndarray) and like.dtype.kind == "f" else value
-
-
-class Normalisers(dict[str, Normaliser]):
-    """Normalisers by the name of their folder.
-
-    Attributes:
-        directory: where they were loaded from.
-    """
-
-    directory: Path
-
-    def save(self, directory: str | Path) -> None:
-        """Write each into a folder, then the list of the names."""
-        for name, normaliser in self.items():
-            normaliser.save(Path(directory) / name)
-        write_json(Path(directory) / "normalisers.json", list(self))
-
-    @classmethod
-    def load(cls, directory: str | Path) -> Normalisers:
-        """Read what `save` wrote; StoreError if it is missing or damaged."""
-        names = InputFile(Path(directory) / "normalisers.json", remedy="Run the validation pipeline.").json(list[str])
-        found = cls({name: Normaliser.load(inside(directory, name)) for name in names})
-        found.directory = Path(directory)
-        return found
 
 
 def norms(standard_nd: npt.NDArray[Any]) -> Matrix:
