@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from mm_ldlm.core import Kinds, WorkerFailed, config
 
@@ -60,9 +60,6 @@ class EngineConfig(Protocol):
     @property
     def here(self) -> bool:
         """Whether tasks run on this host. A caller may then divide its work among processes of this host itself."""
-
-    def missing(self) -> str | None:
-        """Return an error message if this machine lacks what the engine needs, else None; starts nothing."""
 
     def started(self) -> contextlib.AbstractContextManager[Engine]:
         """Start the engine, and stop it when the block ends.
@@ -148,14 +145,8 @@ def _call(task: Any) -> Any:
 class LocalEngineConfig:
     """The work is done on this host."""
 
+    here: ClassVar[bool] = True
     kind: str = "local"
-
-    @property
-    def here(self) -> bool:
-        return True
-
-    def missing(self) -> str | None:
-        return None
 
     def started(self) -> contextlib.AbstractContextManager[LocalEngine]:
         return contextlib.nullcontext(LocalEngine())

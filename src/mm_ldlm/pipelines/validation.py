@@ -38,7 +38,7 @@ def validate_data(
     from mm_ldlm.evaluation.report import figures, theme
 
     plan = planned(sections)
-    outcome = validate(
+    report, failing, plotted = validate(
         plan,
         Inputs(records, tokens, tokenizer, open_all(plan, latents=latents, folder=features)),
         sections=sections,
@@ -49,11 +49,11 @@ def validate_data(
         },
     )
     return {
-        "report": outcome.report,
-        "quarantine": write_quarantine(records, outcome.failing, workspace),
+        "report": report,
+        "quarantine": write_quarantine(records, failing, workspace),
         **dict.fromkeys(plots(), theme.chart([], x={}, y={})),
         "plot_lengths": figures.lengths(tokens.gather("length", slice(None)).to_numpy()),
-        **outcome.figures,
+        **plotted,
     }
 
 

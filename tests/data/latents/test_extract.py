@@ -37,9 +37,6 @@ class ElsewhereConfig:
     kind: str = "tests.data.latents.test_extract:ElsewhereConfig"
     here = False
 
-    def missing(self) -> str | None:
-        return None
-
     def started(self) -> Any:
         return contextlib.nullcontext(Elsewhere())
 

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ from mm_ldlm.data.latents.store import Latents, LatentStore
 from mm_ldlm.data.latents.store import schema as latent_schema
 from mm_ldlm.data.store import ShardStore, write_store
 from mm_ldlm.data.validation import checks
-from mm_ldlm.data.validation.checks import DATA_CHECKS, DataCheck, Outcome, Subject
+from mm_ldlm.data.validation.checks import DATA_CHECKS, DataCheck, Subject
 from mm_ldlm.data.validation.findings import Finding, ValidationConfig, enforce, plain
 
 WORDS = ("the", "cat", "dog", "sat", "on", "mat", "ran", "red", "blue", "green", "house", "one")
@@ -43,6 +43,12 @@ Columns = dict[str, list[Any]]
 LIMITS = functools.partial(ValidationConfig, max_quarantine_fraction=1.0)
 NONE = dataclasses.replace(DATA_CHECKS, group="none")
 Fault = tuple[str, str, Callable[[Columns, int], None]]
+
+
+class Outcome(NamedTuple):
+    report: dict[str, Any]
+    failing: dict[str, Any]
+    figures: dict[str, Any]
 
 
 @dataclasses.dataclass
@@ -81,7 +87,7 @@ class Stores:
         plan = {name: Latents(NormaliserConfig()) for name in inputs.features}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(checks, "DATA_CHECKS", self.registered)
-            return checks.validate(plan, inputs, sections=sections, evaluation_sets={})
+            return Outcome(*checks.validate(plan, inputs, sections=sections, evaluation_sets={}))
 
 
 def write_records(folder: Path, rows: list[tuple[str, str, str | None]]) -> ShardStore:

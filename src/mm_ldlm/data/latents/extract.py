@@ -62,13 +62,9 @@ class Job:
     def parts(self) -> Parts:
         return Parts(Path(self.workspace), self.made_by)
 
-    def rows(self, number: int, count: int) -> tuple[int, int]:
-        """Return the first row of a shard and the row after its last row, of `count` rows."""
-        return number * self.shard_rows, min((number + 1) * self.shard_rows, count)
-
     def read(self, records: ShardStore, number: int) -> tuple[list[str], list[str]]:
         """Return the ids and the texts of a shard."""
-        table = records.window(*self.rows(number, len(records)), columns=["id", "text"])
+        table = records.window(number * self.shard_rows, (number + 1) * self.shard_rows, columns=["id", "text"])
         return table["id"].to_pylist(), table["text"].to_pylist()
 
     def numbers(self, count: int) -> range:
@@ -142,7 +138,7 @@ def extract(records: ShardStore, *, encoder: EncoderConfig, config: ExtractConfi
             "embedding %d rows with %s: %d of %d shards to do", len(records), located.name, len(missing), len(numbers)
         )
         started = time.monotonic()
-        with _watch(job, missing, rows=sum(len(range(*job.rows(number, len(records)))) for number in missing)):
+        with _watch(job, missing, rows=min(len(missing) * shard_rows, len(records))):
             _run(job, missing, located=located, ranks=ranks)
         logger.info("embedded in %.0f s", time.monotonic() - started)
     return commit(job, located, rows=len(records))
@@ -248,9 +244,7 @@ def _watch(job: Job, missing: Sequence[int], *, rows: int) -> Iterator[None]:
     with shown(total=rows, unit="rows", unit_scale=True, desc="embedding") as bar:
 
         def advance() -> None:
-            ended = False
-            while not ended:
-                ended = stop.wait(0.5)
+            while not stop.wait(0.5):
                 done = sum(job.parts.record(number).is_file() for number in missing)
                 bar.update(min(done * job.shard_rows, rows) - bar.n)
 

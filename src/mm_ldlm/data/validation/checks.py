@@ -77,29 +77,20 @@ def plots() -> dict[str, str]:
     return own | {key: words for name in DATA_CHECKS for key, words in DATA_CHECKS.load(name).plots.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """The outcome of validation.
-
-    Attributes:
-        report: plain JSON: passed, rows, valid, quarantined, quarantine, findings, encoder, statistics, fingerprints.
-        failing: row numbers by reason; these rows go to quarantine and are left out of the index.
-        figures: those of the checks, by the names of their plots.
-    """
-
-    report: dict[str, Any]
-    failing: dict[str, npt.NDArray[np.int64]]
-    figures: dict[str, Any]
-
-
 def validate(
     plan: Mapping[str, Feature],
     inputs: Inputs,
     *,
     sections: Mapping[str, Any],
     evaluation_sets: Mapping[str, Sequence[str]],
-) -> Outcome:
-    """Check the stores against one another, the tokenizer and the encoder; `inputs` has the stores of all features."""
+) -> tuple[dict[str, Any], dict[str, npt.NDArray[np.int64]], dict[str, Any]]:
+    """Check the stores against one another, the tokenizer and the encoder; `inputs` has the stores of all features.
+
+    Returns:
+        The report (plain JSON: passed, rows, valid, quarantined, quarantine, findings, encoder, statistics,
+        fingerprints); row numbers by reason, which go to quarantine and are left out of the index; and the figures of
+        the checks, by the names of their plots.
+    """
     latents, located = inputs.features.get("latents"), None
     if latents is not None:
         located = sections["encoder"].locate(expected=latents.manifest.fingerprints.get("encoder"))
@@ -127,8 +118,7 @@ def validate(
         "statistics": {key: value for each in registered for key, value in each.statistics.items()},
         "fingerprints": {name: store.manifest.fingerprint for name, store in stores.items()},
     }
-    figures = {name: figure for each in registered for name, figure in each.figures.items()}
-    return Outcome(report, failing, figures)
+    return report, failing, {name: figure for each in registered for name, figure in each.figures.items()}
 
 
 def check_fingerprints(subject: Subject) -> Iterator[Finding]:

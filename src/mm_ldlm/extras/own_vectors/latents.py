@@ -38,7 +38,7 @@ def take_over(
     done = job.parts.begin()
     for number in job.numbers(len(records)):
         if number not in done:
-            rows = slice(*job.rows(number, len(records)))
+            rows = slice(number * shard_rows, (number + 1) * shard_rows)
             job.write(number, records.gather("id", rows).to_pylist(), store.fixed(COLUMN).take(rows))
     logger.info("%d vectors of '%s' from the sources became latents", len(records), located.name)
     return commit(job, located, rows=len(records))
