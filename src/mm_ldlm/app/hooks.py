@@ -49,7 +49,7 @@ class ProjectHooks:
         self._catalog: Any = None
         self._locks = ExitStack()
         self._executed: dict[str, list[str]] = {}
-        self._splits: dict[str, dict[str, str]] = {}  # pipeline → parameter → the split that it reads
+        self._splits: dict[str, str] = {}  # parameter of a pipeline of this run → the split that it reads
         self._earlier: dict[str, float] = {}  # seconds of pipelines in earlier runs, and in this one
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._last: float | None = None  # time of the last event
@@ -98,10 +98,11 @@ class ProjectHooks:
         for feature in planned(typed).values() if "ingestion" in self._executed else ():
             feature.refuse_sources(typed["ingestion"].sources)
         samples = typed["sampling"].rows and typed["sampling"].tasks != ()
-        self._splits = {
+        read = {
             "training": splits_read(typed["training"]),
             "sampling": {"sampling.rows": typed["sampling"].split} if samples else {},
         }
+        self._splits = {key: split for name in self._executed for key, split in read.get(name, {}).items()}
         self._earlier = catalog.load(TIMINGS) if catalog.exists(TIMINGS) else {}
         self._seconds.clear()
         if self._first:
@@ -214,13 +215,7 @@ class ProjectHooks:
     def after_dataset_saved(self, dataset_name: str, data: Any, node: Node) -> None:
         self._count(node)
         if dataset_name == "preparation_report":
-            for pipeline, read in self._splits.items():
-                try:
-                    refuse_empty_splits(data["splits"], read=read)
-                except ConfigurationError as error:
-                    if pipeline in self._executed:
-                        raise
-                    log.warning("%s", error)
+            refuse_empty_splits(data["splits"], read=self._splits)
 
     def _count(self, node: Node) -> None:
         """Add the time since the last event to the pipeline of the node."""
