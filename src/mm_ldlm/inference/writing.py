@@ -272,8 +272,8 @@ class Writer:
 
         total = len(lengths) * config.rounds
         with (
-            self.computing(work, longest, "", most=8) as (batches, results),
             shown(total=total, desc="searching", unit="rounds") as bar,
+            self.computing(work, longest, "", most=8) as (batches, results),
         ):
             most = lanes_of(self.model.device) * max(map(len, batches), default=0)
             kept = min(len(lengths), most) * config.most_kept
