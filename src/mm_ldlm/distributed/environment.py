@@ -50,13 +50,12 @@ _NUMBERS = (*_COUNTS, "NODE_RANK", "RANK", "SLURM_NODEID")
 """Variables of a launcher that are whole numbers"""
 
 
-def rank_info(environment: Mapping[str, str] | None = None) -> RankInfo:
+def rank_info(env: Mapping[str, str] = os.environ) -> RankInfo:
     """Read this process's rank from torchrun's variables; without them this process is the only one.
 
     Raises:
         ConfigurationError: a variable is not a number, or rank and world size contradict each other.
     """
-    env = os.environ if environment is None else environment
     if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= env.keys():
         return RankInfo()
     found = RankInfo(
@@ -78,7 +77,7 @@ def rank_info(environment: Mapping[str, str] | None = None) -> RankInfo:
     return found
 
 
-def hosts(environment: Mapping[str, str] | None = None) -> Hosts:
+def hosts(env: Mapping[str, str] = os.environ) -> Hosts:
     """Read MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and NPROC_PER_NODE for a launcher, else SLURM's variables.
 
     On platforms that set RANK and WORLD_SIZE per *host* (without LOCAL_RANK), these count hosts.
@@ -86,7 +85,6 @@ def hosts(environment: Mapping[str, str] | None = None) -> Hosts:
     Raises:
         ConfigurationError: a variable is not a number, or not one that a host can have.
     """
-    env = os.environ if environment is None else environment
     number = {name: _int(env, name) for name in _NUMBERS if env.get(name)}
     per_host = "LOCAL_RANK" not in env  # else WORLD_SIZE and RANK are those of a process
     nodes = number.get("NNODES", number.get("WORLD_SIZE") if per_host else None)
@@ -104,20 +102,14 @@ def hosts(environment: Mapping[str, str] | None = None) -> Hosts:
     return Hosts(nodes=nodes, node_rank=rank, endpoint=endpoint, processes=processes)
 
 
-def counts_hosts(environment: Mapping[str, str] | None = None) -> bool:
+def counts_hosts(env: Mapping[str, str] = os.environ) -> bool:
     """Return whether a number of hosts was set for this command, and not only for the SLURM job that it runs in."""
-    env = os.environ if environment is None else environment
     return bool(env.get("NNODES")) or (bool(env.get("WORLD_SIZE")) and "LOCAL_RANK" not in env)
 
 
 def first_host(nodelist: str) -> str:
     """Return the first name of a SLURM node list: `rack[1-2]gpu[03-05,9],x` gives `rack1gpu03`."""
     return re.sub(r"\[([^],-]+)[^]]*\]|,.*", r"\1", nodelist)
-
-
-def host_name() -> str:
-    """Return the name of this host."""
-    return socket.gethostname()
 
 
 def address_towards(endpoint: str) -> str | None:

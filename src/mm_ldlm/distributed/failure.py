@@ -6,6 +6,7 @@ import faulthandler
 import json
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -99,7 +100,7 @@ def record(error: BaseException, path: str) -> None:
     ours = isinstance(error, MMLDLMError)
     text = " ".join(str(error).split()) or type(error).__name__
     found = Failure(
-        rank=environment.rank_info().rank, host=environment.host_name(), step=step, error_class=type(error).__name__,
+        rank=environment.rank_info().rank, host=socket.gethostname(), step=step, error_class=type(error).__name__,
         message=text, location="" if ours or last is None else f"{Path(last.filename).name}:{last.lineno}", time=raised,
     )  # fmt: skip
     about = {

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mm_ldlm.core import ConfigurationError
 from mm_ldlm.diffusion.process import TextProcess, TokenLosses
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.base import Batch, Losses
@@ -68,12 +67,7 @@ def text_losses(process: TextProcess, logits: Tensor, batch: Batch, noisy: Noisy
 
 
 def score_tokens(process: TextProcess, logits: Tensor, batch: Batch, noisy: NoisyTexts) -> ScoredTokens:
-    """Compute the loss of every position from the logits of `text_losses`.
-
-    Raises:
-        ConfigurationError: the model has fewer logits than the vocabulary has ids.
-    """
-    _require(logits, process.vocab_size, "shape.vocab_size ids")
+    """Compute the loss of every position from the logits of `text_losses`."""
     scored_BL = noisy.scored_BL
     targets_BL, t_BL = batch.tokens_BL, noisy.t_B.view(len(scored_BL), -1).expand_as(scored_BL)
     if logits.dim() == 2:
@@ -116,7 +110,6 @@ def by_time(name: str, value: Tensor, time: Tensor, chosen: Tensor) -> Losses:
 
 def length_loss(length_logits: Tensor, batch: Batch) -> Losses:
     """Compute the cross-entropy of the texts' lengths (classes 1..N) from logits (N,) or (B, N)."""
-    _require(length_logits, batch.tokens_BL.shape[1], "shape.max_length lengths")
     logits_BN, real_B = length_logits.expand(len(batch.tokens_BL), -1), batch.real_B
     length_B = batch.valid_BL.sum(1)
     targets_B: Any = torch.where(real_B, length_B - 1, -100)
@@ -125,12 +118,3 @@ def length_loss(length_logits: Tensor, batch: Batch) -> Losses:
         right_B = (logits_BN.argmax(-1) + 1 == length_B) & real_B
     count = real_B.sum()
     return {"length_loss": (ce_B.sum(), count), "length_accuracy": (right_B.sum(), count)}
-
-
-def _require(logits: Tensor, least: int, classes: str) -> None:
-    unit = classes.split()[-1]
-    if logits.shape[-1] < least:
-        raise ConfigurationError(
-            f"parameter 'model': expected logits of {least} {unit} from the model, found {logits.shape[-1]}. Give its "
-            f"output layer one value for each of {classes}."
-        )

@@ -21,11 +21,10 @@ OVERFLOWS = 24
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Decision on a step, with the reason in words (empty for an ordinary step)."""
+    """Decision on a step, with the reason in words (empty for an ordinary step; a spike may be applied)."""
 
     action: Action
     reason: str = ""
-    spike: bool = False
     non_finite: bool = False
 
 
@@ -56,7 +55,7 @@ class Guard:
         if not bad_ranks and math.isfinite(loss) and not math.isfinite(grad_norm) and overflow:
             self.consecutive_overflows += 1
             if self.consecutive_overflows <= OVERFLOWS:
-                return Verdict("skip", "fp16 gradients overflowed; the scale is lowered", non_finite=False)
+                return Verdict("skip", "fp16 gradients overflowed; the scale is lowered")
         else:
             self.consecutive_overflows = 0
         if bad_ranks or not math.isfinite(loss) or not math.isfinite(grad_norm):
@@ -78,26 +77,26 @@ class Guard:
         self.consecutive_spikes += 1
         if self.consecutive_spikes >= self.config.spike_patience:
             self.consecutive_spikes = 0
-            return self.give_up(f"{self.config.spike_patience} spikes in a row: {reason}", spike=True)
+            return self.give_up(f"{self.config.spike_patience} spikes in a row: {reason}")
         if self.config.spike_action == "skip":
             self.consecutive_skips += 1
-            return self._escalate(reason, spike=True)
+            return self._escalate(reason)
         self.consecutive_skips = 0
-        return Verdict("apply", reason, spike=True)
+        return Verdict("apply", reason)
 
-    def _escalate(self, reason: str, *, spike: bool = False, non_finite: bool = False) -> Verdict:
+    def _escalate(self, reason: str, *, non_finite: bool = False) -> Verdict:
         if self.consecutive_skips < self.config.max_consecutive_skips:
-            return Verdict("skip", reason, spike=spike, non_finite=non_finite)
+            return Verdict("skip", reason, non_finite)
         reason = f"{self.consecutive_skips} steps skipped in a row, the last because {reason}"
-        return self.give_up(reason, spike=spike, non_finite=non_finite)
+        return self.give_up(reason, non_finite=non_finite)
 
-    def give_up(self, reason: str, *, spike: bool = False, non_finite: bool = False) -> Verdict:
+    def give_up(self, reason: str, *, non_finite: bool = False) -> Verdict:
         """Decide to roll back, or to stop after the last roll-back."""
         if self.rollbacks >= self.config.max_rollbacks:
             return Verdict(
-                "stop", f"{reason}; guard.max_rollbacks ({self.config.max_rollbacks}) is reached", spike, non_finite
+                "stop", f"{reason}; guard.max_rollbacks ({self.config.max_rollbacks}) is reached", non_finite
             )
-        return Verdict("rollback", reason, spike, non_finite)
+        return Verdict("rollback", reason, non_finite)
 
     def forget(self) -> None:
         """Reset counts and windows after a roll-back; the number of roll-backs is kept."""

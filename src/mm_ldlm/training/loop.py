@@ -97,7 +97,7 @@ def train(run: Run) -> Ending:
                 throughput.applied(found.grad_norm, clipped)
                 if warning := run.stepper.objective.observe(found.losses, step=state.step):
                     run.tracker.event(state.step, "objective_warning", reason=warning)
-                if verdict.spike:
+                if verdict.reason:
                     place = {"epoch": planned.epoch, "batch": planned.index}
                     run.tracker.event(state.step, "spike", reason=verdict.reason, **place)
             elif verdict.non_finite and learner.guard.consecutive_skips == 1:

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,7 +13,6 @@ from typing import Any
 from mm_ldlm.core import CheckpointError, ConfigurationError, WorkerFailed
 from mm_ldlm.core.files import InputFile, json_document, write_json
 from mm_ldlm.core.locks import holder, take
-from mm_ldlm.distributed.environment import host_name
 from mm_ldlm.distributed.launch import launch, with_environment
 from mm_ldlm.training.checkpoints.reference import CHECKPOINTS, LOG, latest
 from mm_ldlm.training.spec import TrainingSpec
@@ -50,7 +50,7 @@ def run_session(document: dict[str, Any], runs: Path) -> dict[str, Any]:
         "training %s: %s steps, %d × %d processes; log in %s",
         spec.name, f"{spec.training.steps:,}", config.nodes, config.processes, directory / LOG,
     )  # fmt: skip
-    logs = runs / "logs" / spec.name / host_name()
+    logs = runs / "logs" / spec.name / socket.gethostname()
     write_json(logs / SPEC, document)  # restarted workers read it again: a copy that no other session writes to
     try:
         launch(

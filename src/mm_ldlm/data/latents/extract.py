@@ -16,6 +16,7 @@ without starting further interpreters, because matrix products release Python's 
 import contextlib
 import dataclasses
 import logging
+import socket
 import sys
 import threading
 import time
@@ -232,7 +233,7 @@ def _launch(workspace: Path, ranks: LaunchConfig) -> None:
         WorkerFailed: a rank failed, or some hosts did not join.
     """
     folder = Parts(workspace, {}).folder
-    logs = folder / "logs" / (f"{environment.host_name()}-{ranks.node_rank}" if ranks.nodes > 1 else "")
+    logs = folder / "logs" / (f"{socket.gethostname()}-{ranks.node_rank}" if ranks.nodes > 1 else "")
     logger.info("embedding with %d process(es) on each of %d host(s)", ranks.processes, ranks.nodes)
     launch(__name__, [str(folder / JOB)], config=ranks, log_directory=logs)
 
