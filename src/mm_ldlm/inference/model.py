@@ -174,9 +174,8 @@ class LoadedModel:
         """Encoder that made the latents.
 
         Raises:
-            SamplingError: there is no encoder, or the dimension of its vectors differs from the latents'.
+            SamplingError: there is no encoder.
         """
-        dim = self.dim
         if self._encoder is None and self.parts.load_encoder is not None:
             with plain_defaults():
                 self._encoder = self.parts.load_encoder()
@@ -184,11 +183,6 @@ class LoadedModel:
             raise SamplingError(
                 f"expected the encoder that made the latents, but {self.no_encoder} For a trained run "
                 "name it by --encoder NAME, in Python by encoder=load_encoder(...), or give latents instead of texts."
-            )
-        if self._encoder.dim != dim:
-            raise SamplingError(
-                f"expected an encoder of dimension {dim}, found one of dimension {self._encoder.dim}. Pass the encoder "
-                "that made the latents."
             )
         return self._encoder
 
@@ -218,13 +212,14 @@ class LoadedModel:
 
         A text of more tokens than the encoder reads is refused, or truncated.
         """
+        dim = self.dim
         with self._one_at_a_time[os.getpid()], plain_defaults():  # the first one loads it
             most = getattr(self.encoder, "max_length", None) if texts else None
             if check(too_long, TooLong, name="too_long") == "refuse" and most is not None:
                 counts = cast(Any, self.encoder).count_tokens(texts)
                 check_lengths(counts, texts, most=most, of="the encoder", name=name)
             found: Any = self.encoder.encode(texts) if texts else []
-            return vectors_of(found, dim=self.dim, name="encoder", count=len(texts))
+            return vectors_of(found, dim=dim, name="encoder", count=len(texts))
 
     def ids(
         self, texts: Sequence[str], *, too_long: TooLong = "refuse", effect: str = READ, name: str = "texts"
