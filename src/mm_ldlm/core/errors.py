@@ -40,22 +40,7 @@ class StoreError(MMLDLMError):
 
 
 class UnsafePathError(StoreError):
-    """A name in a file, which should name another file of the same folder, leads out of it or is not a file name.
-
-    Attributes:
-        detail: what is wrong, without the folder.
-    """
-
-    def __init__(self, root: object, name: object, fault: str) -> None:
-        self._made_of = (root, name, fault)
-        self.detail = f"the name {name!a:.200} {fault}"
-        super().__init__(
-            f"{root}: expected the name of a file inside this folder, but {self.detail}. Correct the name, or copy the "
-            "file into the folder."
-        )
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), self._made_of
+    """A name in a file, which should name another file of the same folder, leads out of it or is not a file name."""
 
 
 class FingerprintError(StoreError):

@@ -328,7 +328,7 @@ def inside(root: str | Path, name: Any) -> Path:
     """
     path = Path(root) / check_name(root, name)
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
-        raise UnsafePathError(root, name, "is or passes a symbolic link that leads out of the folder")
+        raise _unsafe(root, name, "is or passes a symbolic link that leads out of the folder")
     return path
 
 
@@ -342,7 +342,14 @@ def check_name(root: str | Path, name: Any) -> PurePosixPath:
     with contextlib.suppress(TypeError, UnicodeEncodeError):  # a lone surrogate
         path = PurePosixPath("" if b"\0" in os.fsencode(name) else name)
     if not path.parts or not isinstance(name, str):
-        raise UnsafePathError(root, name, "is not a file name")
+        raise _unsafe(root, name, "is not a file name")
     if path.is_absolute() or ".." in path.parts:
-        raise UnsafePathError(root, name, "leads out of the folder")
+        raise _unsafe(root, name, "leads out of the folder")
     return path
+
+
+def _unsafe(root: str | Path, name: Any, fault: str) -> UnsafePathError:
+    return UnsafePathError(
+        f"{root}: expected the name of a file inside this folder, but the name {name!a:.200} {fault}. Correct the "
+        "name, or copy the file into the folder."
+    )

@@ -18,7 +18,7 @@ from mm_ldlm.app.config_loader import merge
 from mm_ldlm.core import ConfigurationError, parse_kind
 from mm_ldlm.data.features import Inputs
 from mm_ldlm.data.store import ShardStore
-from mm_ldlm.data.validation.findings import Finding
+from mm_ldlm.data.validation.findings import Finding, plain
 from mm_ldlm.families.classification.labels import LabelNames, Labels, PairTokens
 from mm_ldlm.families.classification.objective import decode_names
 from mm_ldlm.families.classification.text_labels import num_words
@@ -78,7 +78,7 @@ def test_classes_are_the_sorted_labels_of_the_training_split(tmp_path: Path) -> 
         "no_label": [4, 5, 6],
         "unknown_label": [3],
     }
-    assert found["classes"].plain()["examples"] == ["7: 2", "a: 2", "b: 1", "true: 1"]
+    assert plain([found["classes"]])[0]["examples"] == ["7: 2", "a: 2", "b: 1", "true: 1"]
 
 
 def test_a_label_can_be_a_function_of_the_text(tmp_path: Path) -> None:

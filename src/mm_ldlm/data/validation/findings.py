@@ -1,6 +1,7 @@
 """Findings of the validation, and the limits of the checks."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -52,18 +53,18 @@ class Finding:
     examples: Iterable[Any] = ()
     failing: npt.NDArray[np.int64] = dataclasses.field(default_factory=lambda: NO_ROWS)
 
-    def plain(self) -> dict[str, Any]:
-        """Return the finding as plain JSON."""
-        examples = [str(example) for _, example in zip(range(MAX_EXAMPLES), self.examples, strict=False)]
-        return {
-            "severity": self.severity, "check": self.check, "message": self.message,
-            "count": self.count or len(self.failing), "examples": examples, "remedy": self.remedy,
-        }  # fmt: skip
-
 
 def plain(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """Return findings as plain JSON, errors first."""
-    return [finding.plain() for finding in sorted(findings, key=lambda finding: _ORDER.index(finding.severity))]
+    return [
+        {
+            "severity": each.severity, "check": each.check, "message": each.message,
+            "count": each.count or len(each.failing),
+            "examples": [str(example) for example in itertools.islice(each.examples, MAX_EXAMPLES)],
+            "remedy": each.remedy,
+        }
+        for each in sorted(findings, key=lambda finding: _ORDER.index(finding.severity))
+    ]  # fmt: skip
 
 
 def failing_rows(findings: Sequence[Finding]) -> dict[str, npt.NDArray[np.int64]]:

@@ -64,8 +64,8 @@ class Folder:
                 return opened.read(most)
         except KeyError:
             raise Unusable("missing_file", f"{name!r:.200} does not exist") from None
-        except UnsafePathError as error:
-            raise Unusable("unsafe_path", error.detail) from None
+        except UnsafePathError:
+            raise Unusable("unsafe_path", f"{name!a:.200} is not the name of a file inside the folder") from None
         except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
             raise Unusable("unreadable_file", f"{name!r:.200}: {error}") from None
 

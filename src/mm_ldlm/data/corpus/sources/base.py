@@ -260,8 +260,8 @@ def read_named(folder: Path, name: str, most: int) -> tuple[Path, bytes]:
             raise Unusable("missing_file", f"{name!r:.200} {fault}")
         with open(path, "rb") as file:
             return path, file.read(most)
-    except UnsafePathError as error:
-        raise Unusable("unsafe_path", error.detail) from None
+    except UnsafePathError:
+        raise Unusable("unsafe_path", f"{name!a:.200} is not the name of a file inside the folder") from None
     except OSError as error:
         raise Unusable("unreadable_file", f"{name!r:.200}: {error}") from None
 
