@@ -144,6 +144,7 @@ def test_pitfall_19_forward_moments_match_their_closed_form(schedule: str, time:
 def test_pitfall_05_the_noise_of_a_row_uses_its_own_time() -> None:
     t, x0, eps = torch.tensor([0.1, 0.9, 0.4]), torch.randn(3, 5), torch.randn(3, 5)
     whole = add_noise(x0, eps, scales("cosine", t))
+    assert add_noise(x0.float(), eps.float(), scales("cosine", t.double())).dtype == torch.float32
     for one in torch.arange(3).split(1):
         torch.testing.assert_close(add_noise(x0[one], eps[one], scales("cosine", t[one])), whole[one])
 

@@ -1,6 +1,7 @@
 """Parts and freezing, sizes of the data, and models that cannot be made."""
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -105,6 +106,7 @@ def test_pitfall_10_every_fault_of_freezing_is_found(fault: Callable[..., None],
 def test_ids_of_noise_follow_those_of_the_tokenizer() -> None:
     shape = DataShape(vocab_size=4, pad_id=4, mask_id=0, max_length=3, noise_ids=2, fields={"sounds": (2, 3, 1)})
     assert (shape.first_noise_id, shape.num_ids, shape.word_ids) == (5, 7, [1, 2, 3])
+    assert dataclasses.replace(shape, pad_id=0, mask_id=4).first_noise_id == 5
     assert (shape.dim("sounds"), shape.dim("latents")) == (6, 0)
 
 

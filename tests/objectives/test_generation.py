@@ -263,6 +263,8 @@ def test_guidance_is_for_guided_uses_given_a_condition_and_gaps_are_filled_given
         for use, given in (("l2t", True), ("l2t", False), ("edit", True))
     ]
     assert [reason is None for reason in found] == [True, False, False]
+    config, model = configs_of("multimodal", {"mode": "l2t", "condition_dropout": 0.0})
+    assert not config.capabilities(model).uses & {"infill", "score", "unconditional", "t2l"}
     assert [run.filling(given_latent=given) for given in (True, False)] == ["infill_given_latent", "continue"]
 
 

@@ -43,8 +43,11 @@ def test_pitfall_07_the_loss_sees_the_magnitude_of_the_prediction(options: dict[
         return float(total)
 
     assert loss(target_Bd) == 0
-    cosine, _ = modality.losses(target_Bd, noisy, batch.real_B)["latent_cosine"]
-    assert float(cosine) == pytest.approx(6, abs=0.05), "of the estimated latent to the true one"
+    found = modality.losses(target_Bd, noisy, batch.real_B)
+    torch.testing.assert_close(found["noise_level"][0], noisy.scales.noise_B.sum())
+    quarters = torch.bincount((4 * noisy.t_B).long(), minlength=4)
+    assert [int(found[f"latent_error_t{quarter}"][1]) for quarter in range(4)] == quarters.tolist()
+    assert float(found["latent_cosine"][0]) == pytest.approx(6, abs=0.05), "of the estimated latent to the true one"
     unit = loss(target_Bd + 1)
     assert loss(target_Bd + 3) == pytest.approx(9 * unit, rel=1e-4)
     if options.get("latent_loss") == "uniform":

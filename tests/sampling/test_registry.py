@@ -71,6 +71,7 @@ def test_guidance_needs_a_condition_and_counts_twice(kind: str) -> None:
     two = guided.sample(on(both, canvas(5), processes[0]))
     assert two.model_calls % 2 == 0
     assert int(two.calls_per_row.max()) <= guided.most_calls(5)
+    assert guided.most_calls(5) >= 2 * sampler.most_calls(5) - getattr(sampler, "checks", 0)
     if kind != "entropy_bounded" and kind != "threshold":  # which take more or fewer calls of a sharper distribution
         assert two.calls_per_row.tolist() != one.calls_per_row.tolist()
 

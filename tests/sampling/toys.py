@@ -218,6 +218,7 @@ def conforms(sampler: Any, denoise: Any, process: TextProcess | None) -> None:
         part = run(part_BL, RowGenerator(0, some), shuffled)
         assert torch.equal(part.tokens[:, : tokens_BL.shape[1]], made.tokens[some])
         assert torch.equal(part.calls_per_row, made.calls_per_row[some])
+        assert torch.equal(part.steps[:, : tokens_BL.shape[1]], made.steps[some])
     half_BL = open_BL & (torch.arange(tokens_BL.shape[1]) % 2 == 0)
     half = run(tokens_BL, rows(count), open=half_BL)
     assert torch.equal(half.tokens[~half_BL], tokens_BL[~half_BL]), "positions that are not open stay masks"

@@ -176,8 +176,21 @@ def test_checkpoints_are_due_by_steps_and_minutes(tmp_path: Path) -> None:
     assert [step for step in range(1, 12) if run.checkpointer.due(step, False)] == [5, 10]
     assert run.checkpointer.due(1, True)
     assert not run.checkpointer.minutes_over()
-    run.checkpointer._last_time -= 61
+    run.checkpointer._last_time -= 50
+    assert not run.checkpointer.minutes_over()
+    run.checkpointer._last_time -= 11
     assert run.checkpointer.minutes_over()
+    assert run.checkpointer.save({}) == []
+    assert not run.checkpointer.minutes_over()
+
+
+@pytest.mark.parametrize("file", ["model", "ema", "optimizer"])
+def test_one_tensor_of_any_file_that_is_not_finite_is_found_before_it_is_saved(file: str, tmp_path: Path) -> None:
+    run = task.built(task.spec(max_steps=2), tmp_path)
+    loop.train(run)
+    name, value = next(iter(run.learner.tensors()[f"{file}.safetensors"].items()))
+    value.data.view(-1)[0] = torch.nan
+    assert run.checkpointer.save({}) == [f"{name} ({file}.safetensors)"]
 
 
 def test_a_checkpoint_is_a_copy_of_the_moment(tmp_path: Path) -> None:

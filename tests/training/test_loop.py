@@ -15,6 +15,8 @@ from mm_ldlm.core import CheckpointError, FreezingError, TrainingDiverged
 from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training import loop
 from mm_ldlm.training.checkpoints.reference import latest
+from mm_ldlm.training.checkpoints.weights import persistent_buffers
+from mm_ldlm.training.observers import Observer
 
 KINDS = [kind for kind in OBJECTIVES.known]
 STEPS = 5
@@ -46,7 +48,8 @@ def test_pitfall_16_training_moves_exactly_what_is_trained_and_resumes_to_the_bi
     assert own <= moved
     assert not [name for name in own if torch.equal(run.learner.ema.values[name], before[name])]
     whole = task.saved(tmp_path / "whole", STEPS)
-    assert {f"{file}.safetensors/{name}" for file in ("model", "ema") for name in before} <= whole.keys()
+    names = {*before, *persistent_buffers(root)}
+    assert {f"{file}.safetensors/{name}" for file in ("model", "ema") for name in names} <= whole.keys()
     assert task.train_until(task.built(spec, tmp_path / "parts"), 2) == "stopped"
     again = task.built(spec, tmp_path / "parts")
     assert again.checkpointer.resume("auto", tmp_path / "parts") == "step-00000002"
@@ -71,9 +74,15 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(tmp_path: Path) -> 
 
 def test_log_lines_count_what_was_trained(tmp_path: Path) -> None:
     spec = task.spec(max_steps=8, log_every=3, batch={"examples": 16})
-    run = task.built(spec, tmp_path)
+    run, observed = task.built(spec, tmp_path), list[int]()
+    run.stepper.objective.observe = lambda losses, *, step: observed.append(step)  # type: ignore[method-assign]
+    for name in "ab":
+        run.observers[name] = Observer()
+        run.observers[name].after_update = lambda step, *, applied, name=name: {name: 1.0} if step == 3 else {}  # type: ignore[method-assign]
     loop.train(run)
     lines, state = run.tracker.lines, run.learner.state
+    assert observed == list(range(8))
+    assert lines[0].keys() >= {"a", "b"}
     assert [line["step"] for line in lines] == [3, 6, 8]  # of the interval, the last one
     tokens = [int(planned.tokens) for planned in run.loader.plan.first(8)]
     assert state.tokens == lines[-1]["tokens"] == sum(tokens)

@@ -1,5 +1,6 @@
 """Rates, the remaining time and the limit of minutes, on a clock that the test moves."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -39,15 +40,19 @@ def test_the_remaining_time_includes_what_steps_do_beside(clock: Clock, tmp_path
     assert left == pytest.approx((400 - 60) * (0.002 * mean + 1 / 6), rel=0.05)
 
 
-def test_a_line_counts_what_happened_since_the_last_one(clock: Clock, tmp_path: Path) -> None:
+def test_a_line_counts_what_happened_since_the_last_one(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = task.built(task.spec(), tmp_path)
+    monkeypatch.setattr(module, "peak_flops", lambda device: 1e9)
+    run.loader.process = dataclasses.replace(run.loader.process, world=2)
     measured = Throughput(run.loader, run.learner.state, run.config)
-    for _ in range(2):
+    for norm in (2.0, 4.0):
         tokens = padded = 0
         for planned in run.loader.plan.first(4):
             clock.now += 0.5
             measured.stepped(planned)
-            measured.applied(2.0, True)
+            measured.applied(norm, True)
             tokens, padded = tokens + planned.tokens, padded + len(planned.examples) * planned.length
         measured.flops_per_token = 1e6
         line = measured.line(0.1)
@@ -55,7 +60,8 @@ def test_a_line_counts_what_happened_since_the_last_one(clock: Clock, tmp_path: 
         assert line["seconds_per_step"] == pytest.approx(0.5)
         assert line["padding_fraction"] == pytest.approx(1 - tokens / padded)
         assert line["tflops_per_second"] == pytest.approx(padded / 2 * 1e-6)
-        assert (line["grad_norm"], line["grad_norm_max"], line["clipped"], line["lr"]) == (2.0, 2.0, 1.0, 0.1)
+        assert (line["grad_norm"], line["grad_norm_max"], line["clipped"], line["lr"]) == (norm, norm, 1.0, 0.1)
+        assert line["flops_utilisation"] == pytest.approx(line["tflops_per_second"] * 1e12 / (2 * 1e9))
     assert line["seconds"] == pytest.approx(4.0)
 
 

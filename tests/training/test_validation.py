@@ -79,4 +79,5 @@ def test_it_reads_a_fixed_part_of_the_examples(tmp_path: Path) -> None:
         run.validate(0)
         assert sorted(seen) == parts[-1]
     assert parts[0] == parts[1] != parts[2] == list(range(48))
+    assert parts[0] != parts[2][:10], "not the first ones"
     assert len(set(parts[0])) == 10

@@ -188,9 +188,11 @@ def test_an_error_is_noted_with_its_step_and_its_launch_if_it_would_recur(
     assert raised.value.__dict__[failure._NOTED][0] == 3
     found = read_status(tmp_path / "run")
     assert (found.status, found.step, found.reason, found.launch) == ("failed", 3, "planted", "")
-    with pytest.raises(CheckpointError):
-        go(task.spec(init_from="nowhere", run_name="refused"), tmp_path)
-    assert read_status(tmp_path / "refused").launch == "job"
+    for attempt, error in ((0, CheckpointError), (0, CheckpointError), (1, WorkerFailed)):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        with pytest.raises(error):
+            go(task.spec(init_from="nowhere", run_name="refused"), tmp_path)
+        assert read_status(tmp_path / "refused").launch == "job"
     assert read_events(tmp_path / "run" / status.LOG, "failed")[0]["reason"] == "ZeroDivisionError: planted"
 
 

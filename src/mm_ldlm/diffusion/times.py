@@ -6,7 +6,7 @@ from torch import Tensor
 from mm_ldlm.diffusion.random import RowGenerator
 
 
-def antithetic(u: float, index_B: Tensor, total: int, t_min: float = 1e-3) -> Tensor:
+def antithetic(u: float, index_B: Tensor, total: int, t_min: float) -> Tensor:
     """Draw t_i = t_min + (1 − t_min)·((u + i/total) mod 1), float32 (B,): MDLM's low-discrepancy sampler.
 
     `u` is one uniform number, the same on all ranks (`RowGenerator.shared_uniform`); `index_B` are the examples'

@@ -27,5 +27,5 @@ class Discrete(Interpolation):
         return (weight * (masked**2 * alone + masked * (1 - masked) * given)).sum(0)
 
 
-OPTIONS = {("text_processes", "d3pm"): [{"steps": 7}, {"steps": 1000}]}
+OPTIONS = {("text_processes", "d3pm"): [{"steps": 7, "schedule": {"kind": "cosine"}}, {"steps": 1000}]}
 LAWS = {"d3pm": Discrete(masking_to_the_end)}

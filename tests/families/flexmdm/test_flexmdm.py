@@ -222,6 +222,8 @@ def test_a_row_grows_by_itself_and_only_where_it_has_masks() -> None:
     assert bool((made.steps[made.tokens == PAD] == -1).all())
     with pytest.raises(SamplingError, match=r"guidance 2\.0"):
         write(exact, canvas_BL, guidance=2.0)
+    calls = [write(exact, canvas_BL, steps=2, seed=seed).model_calls for seed in range(9)]
+    assert max(calls) == InsertionSampler(steps=2).most_calls(4)
     assert int(made.calls_per_row.max()) <= made.model_calls <= InsertionSampler(steps=6).most_calls(4)
     alone = InsertionSampler(steps=6).sample(
         Canvas(denoise=exact.predict, process=exact.process, tokens=canvas_BL[3:], generator=rows(4).select(torch.tensor([3])))

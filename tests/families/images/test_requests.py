@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,12 @@ from tests.inference.runs import tokenizer
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import ConfigurationError, SamplingError, parse, parse_kind
+from mm_ldlm.data.dataset import commit
 from mm_ldlm.data.latents.normaliser import Normaliser
+from mm_ldlm.data.latents.store import KIND, schema, table
+from mm_ldlm.data.store import write_store
+from mm_ldlm.evaluation.config import EvaluationConfig
+from mm_ldlm.evaluation.suites.base import Evaluation
 from mm_ldlm.families.images.config import ImagesConfig
 from mm_ldlm.families.images.requests import NORMALISER
 from mm_ldlm.families.images.sources import CAPTIONS, NAMES
@@ -105,6 +111,10 @@ def test_impossible_requests_are_refused(ask: Any, named: str, refuses: Refuses)
 
 
 def test_what_was_not_trained_is_refused(refuses: Refuses) -> None:
+    for dropout in (0.0, 0.5, 1.0):
+        able = loaded(condition_dropout=dropout).capabilities
+        found = "image_to_caption" in able, able.untrained_lengths["image_text"] is None
+        assert found == (dropout < 1, dropout > 0)
     only = {"caption_to_image": 1, "image_to_caption": 0, "joint": 0}
     with refuses(SamplingError, "image_to_caption"):
         loaded(mode_weights=only).images.caption(PIXELS)
@@ -147,6 +157,49 @@ def test_pictures_show_the_pixels(shape: tuple[int, ...], seed: int) -> None:
     for picture, expected in zip(found, pixels, strict=False):
         shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(picture["png"])))).reshape(shape)
         np.testing.assert_array_equal(shown, expected)
+
+
+def test_samples_are_compared_with_held_out_examples_by_a_classifier_of_training_images(
+    write_dataset: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fifth of the examples has no label, and a fourth of the held-out images shows the other class."""
+    row_n, texts = np.arange(60), [f"w{row % 20} w{row // 20}" for row in range(60)]
+    plain = write_dataset(tmp_path, texts, [("test", "train", "train")[row % 3] for row in row_n])
+    label_n = [None if row % 5 == 4 else f"w{row % 2}" for row in row_n]
+    pixels_n4 = np.zeros((60, 4), np.float32)
+    pixels_n4[:, 0] = (row_n + (row_n % 12 == 0)) % 2
+    ids = plain.records.table(row_n).column("id").to_pylist()
+    write_store(
+        tmp_path / "images", [table(ids, pixels_n4)], kind=KIND, schema=schema(4, "float32"),
+        fingerprints={"records": plain.records.manifest.fingerprint}, meta={"dim": 4, "image_size": [2, 2, 1]},
+    )  # fmt: skip
+    dataset = commit(tmp_path / "dataset", stores={name: tmp_path / name for name in (*plain.names, "images")})
+    monkeypatch.setattr("mm_ldlm.families.images.suite._labels", lambda dataset, rows: [label_n[row] for row in rows])
+    held = dataset.rows("test")
+    known = [row for row in held if label_n[row] is not None]
+    own_n4 = np.stack([[row % 2, 0, 0, 0] for row in held]) + np.float32(0.1)
+    same = {"id": [ids[row] for row in held], "model_calls": [2] * len(held)}
+    written = [texts[row] if row % 2 else texts[1] for row in held]
+    samples = {
+        "caption_to_image": pd.DataFrame({**same, "image": list(own_n4), "source": written}),
+        "image_to_caption": pd.DataFrame({**same, "text": written, "tokens": plain.tokenizer.encode(written)}),
+        "image_text": pd.DataFrame(),
+    }
+    config = parse(EvaluationConfig, {"bootstrap": {"replicates": 20}}, at="evaluation")
+    found, _ = ImagesSuite().evaluate(Evaluation(loaded(), dataset, samples, config, 0, {"images": ImagesConfig()}))
+    numbers = {name: getattr(value, "value", value) for name, value in ImagesSuite().numbers(found).items()}
+    numbers = {name: value["value"] if isinstance(value, dict) else value for name, value in numbers.items()}
+    assert found["classifier"]["trained_on"] == sum(label is not None for label in label_n) - len(known)
+    assert found["classifier"]["real_images"] == len(known)
+    expected = {
+        "images.classifier_accuracy": np.mean([row % 12 != 0 for row in known]),
+        "caption_to_image.accuracy": 1.0,
+        "caption_to_image.nearest_training.generated": 0.1,
+        "caption_to_image.nearest_training.real": 0.0,
+        "image_to_caption.exact_match": np.mean(held % 2),
+        "image_to_caption.attested": np.mean(held % 2 == 0),
+    }
+    assert {name: numbers[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.slow

@@ -108,6 +108,7 @@ def test_steps_between_two_times_keep_theirs_and_correct() -> None:
     settings: dict[str, Any] = {"steps": 20, "eta": 0.5, "t_on": 0.72, "t_off": 0.32, "hold": 0.4}
     text_sampler("psi", **settings).sample(on(watching(see), canvas(*[400] * 4), "absorbing"))
     assert times == sorted(times, reverse=True)
+    assert times[-1] == pytest.approx(0.4 * 0.05 / 0.32), "falls evenly to 0 at the end"
     inside = [step for step in range(20) if 0.32 < 1 - step / 20 <= 0.72]
     assert [times[step] for step in inside] == pytest.approx([0.4] * len(inside))
     assert [step for step, count in enumerate(returned) if count] == inside
