@@ -135,7 +135,7 @@ class Capabilities:
             return str(reason)
         if (field := getattr(sampler, "denoises", None)) is not None and field not in self.fields:
             return unfit(sampler.kind, f"a model of the field '{field}'", self.process)
-        scale = getattr(getattr(sampler, "draw", None), "guidance", 1.0)
+        scale = getattr(sampler, "guidance", 1.0)
         if scale == 1.0 or ((given_latent or field is not None) and use in self.guided):
             return None
         return str(no_condition(scale))

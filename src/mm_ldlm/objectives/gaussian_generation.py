@@ -106,7 +106,7 @@ class ModalityGeneration(DenoiserGeneration):
             denoise=self._latent_denoiser(predict), process=self.process, tokens=canvas_BL, generator=generator,
             observe=text.observe,
         )  # fmt: skip
-        return together(canvas, dim=self.dim, draw=text.draw, latent=latent)
+        return together(canvas, dim=self.dim, draw=text, latent=latent)
 
     def _latent_denoiser(self, predict: Any, unconditional: Predict | None = None) -> LatentDenoiser:
         return LatentDenoiser(

@@ -89,7 +89,7 @@ def reverse_process(canvas: Canvas, sampler: DiffusionSampler) -> TextSample:
     step from the scores themselves (`TextProcess.score_step`). `log_probs` are the log-probabilities of the final
     tokens under the x_θ of the last step that evaluated them.
     """
-    process, steps, draw = canvas.diffusion, sampler.steps, sampler.draw
+    process, steps = canvas.diffusion, sampler.steps
     noise_BL = process.prior(canvas.tokens, canvas.writable_BL, canvas.generator.fork("prior"))
     sample = TextSample.start(noise_BL)
     for step in range(steps):
@@ -98,11 +98,11 @@ def reverse_process(canvas: Canvas, sampler: DiffusionSampler) -> TextSample:
         if not rows_A.numel():
             break
         t_B, s_B = (time_of(at, steps, canvas.tokens) for at in (step, step + 1))
-        found = canvas.guided_log_x0(sample.tokens, t_B, rows_A, scored_BL, guidance=draw.guidance)
+        found = canvas.guided_log_x0(sample.tokens, t_B, rows_A, scored_BL, guidance=sampler.guidance)
         sample = reverse_step(
-            process, sample, scored_BL, *found, step=step, t_B=t_B, s_B=s_B, generator=canvas.generator, draw=draw
+            process, sample, scored_BL, *found, step=step, t_B=t_B, s_B=s_B, generator=canvas.generator, draw=sampler
         )
-        sample = sample.called(rows_A, guidance=draw.guidance)
+        sample = sample.called(rows_A, guidance=sampler.guidance)
     return sample
 
 
@@ -126,7 +126,7 @@ def reverse_step(
     canvas_BL, row_M, stream = sample.tokens, scored_BL.nonzero()[:, 0], generator.fork(step)
     uniform_BL2 = torch.stack([stream.fork(name).uniform(canvas_BL.shape[1]) for name in ("unmask", "token")], dim=-1)
     t_M, s_M, noisy_M, uniform_M2 = t_B[row_M], s_B[row_M], canvas_BL[scored_BL], uniform_BL2[scored_BL]
-    if process.traits.predicts_scores and draw == Draw():
+    if process.traits.predicts_scores and draw.changes_nothing:
         drawn_M = process.score_step(output_MV, noisy_M, t_M=t_M, s_M=s_M, uniform_M2=uniform_M2)
     else:
         drawn_M = process.reverse_step(sharpen(log_x0_MV, draw), noisy_M, t_M=t_M, s_M=s_M, uniform_M2=uniform_M2)

@@ -1,15 +1,13 @@
 """Interface and base classes of text samplers: shared keys, and the processes that a sampler applies to."""
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
-from mm_ldlm.core import PositiveInt, SamplingError, bounded, config, parse, to_dict
+from mm_ldlm.core import SamplingError, config, parse, to_dict
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.denoising import Canvas, Observe, TextSample, unobserved
-from mm_ldlm.sampling.limits import Guidance, Steps, Temperature
+from mm_ldlm.sampling.limits import Steps
 from mm_ldlm.sampling.logit_filters import Draw
-
-TopP = Annotated[float, bounded(gt=0, le=1)]
 
 
 class TextSampler(Protocol):
@@ -49,32 +47,20 @@ class Overridable:
 
 
 @config
-class DiffusionSampler(Overridable, ABC):
-    """Keys that all text samplers of a diffusion process read.
+class DiffusionSampler(Draw, Overridable, ABC):
+    """Keys that all text samplers of a diffusion process read, with those of `Draw`.
 
     Attributes:
         steps: maximum number of denoising steps.
-        temperature: temperature of the draw of a token; 0 takes the most probable token.
-        top_k, top_p: limit the draw to the most probable tokens.
-        guidance: γ of `γ·log p_cond + (1−γ)·log p_uncond`; any value but 1 doubles the model calls.
     """
 
     kind: str
     steps: Steps = 8
-    temperature: Temperature = 1.0
-    top_k: PositiveInt | None = None
-    top_p: TopP | None = None
-    guidance: Guidance = 1.0
 
     exceeds_window: ClassVar[bool] = False
     observe: ClassVar[Observe] = staticmethod(unobserved)
     denoises: ClassVar[str | None] = None
     """Field of the run that the sampler denoises together with the text, such as a state of each token"""
-
-    @property
-    def draw(self) -> Draw:
-        """Settings of the draw of a token from the model's distribution."""
-        return Draw(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, guidance=self.guidance)
 
     def most_calls(self, length: int) -> int:
         """See `TextSampler.most_calls`: one call for each step."""

@@ -271,7 +271,7 @@ def denoising_loop(
         remask: returns the written tokens (B, L) that become `[MASK]` again; called before the step unmasks tokens.
         skip_idle: leave texts out of a step that evaluates none of their positions; otherwise only finished texts.
     """
-    mask_id, open_BL, steps, draw = canvas.diffusion.mask_id, canvas.writable_BL, sampler.steps, sampler.draw
+    mask_id, open_BL, steps = canvas.diffusion.mask_id, canvas.writable_BL, sampler.steps
     grid, sample = Grid.of(canvas, steps=steps), TextSample.start(canvas.tokens)
     for step in range(steps):
         masked_BL = open_BL & (sample.tokens == mask_id)
@@ -285,12 +285,14 @@ def denoising_loop(
         rows_A = (asked_BL if skip_idle else masked_BL).any(dim=1).nonzero().squeeze(1)
         if rows_A.numel():
             t_B = state.time(timestep)
-            log_x0_MV, _ = canvas.guided_log_x0(sample.tokens, t_B, rows_A, asked_BL, guidance=draw.guidance)
-            drawn_M = draw_tokens(log_x0_MV, state.uniform("token")[asked_BL], draw)
+            log_x0_MV, _ = canvas.guided_log_x0(sample.tokens, t_B, rows_A, asked_BL, guidance=sampler.guidance)
+            drawn_M = draw_tokens(log_x0_MV, state.uniform("token")[asked_BL], sampler)
             prediction = Prediction(asked_BL, log_x0_MV, drawn_M, rows_A, t_B[rows_A])
             kept_BL = asked_BL if keep is None else keep(state, prediction) & asked_BL
             drawn_BL = sample.tokens.masked_scatter(asked_BL, drawn_M)
-            sample = sample.written(kept_BL, drawn_BL, prediction.log_prob, step).called(rows_A, guidance=draw.guidance)
+            sample = sample.written(kept_BL, drawn_BL, prediction.log_prob, step).called(
+                rows_A, guidance=sampler.guidance
+            )
         if returned_BL is not None:
             sample = replace(sample, tokens=sample.tokens.masked_fill(returned_BL, mask_id))
     return sample

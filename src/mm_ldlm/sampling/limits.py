@@ -36,5 +36,6 @@ Candidates = Annotated[int, bounded(gt=0, le=MOST_CANDIDATES)]
 Rounds = Annotated[int, bounded(ge=0, le=MOST_CANDIDATES)]
 Guidance = Annotated[float, bounded(ge=0, le=MOST_GUIDANCE)]
 Temperature = Annotated[float, checked(_within_float32)]
+TopP = Annotated[float, bounded(gt=0, le=1)]
 Length = Literal["argmax", "sample"] | Rows
 """Length of a text: argmax or sample (of the length distribution), or a number of tokens"""

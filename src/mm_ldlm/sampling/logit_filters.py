@@ -4,23 +4,33 @@ A token is drawn by inverting the cumulative distribution at one float64 uniform
 float32 is truncated, which silently lowers the temperature (arXiv:2409.02908), and needs one number per logit.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from mm_ldlm.core import PositiveInt, config
 from mm_ldlm.diffusion.distributions import categorical, parts
+from mm_ldlm.sampling.limits import Guidance, Temperature, TopP
 
 
-@dataclass(frozen=True, kw_only=True)
+@config
 class Draw:
-    """Settings of the draw of a token from the model's distribution."""
+    """Settings of the draw of a token from the model's distribution.
 
-    temperature: float = 1.0
-    """0: the most probable token"""
-    top_k: int | None = None
-    top_p: float | None = None
-    guidance: float = 1.0
+    Attributes:
+        temperature: temperature of the draw of a token; 0 takes the most probable token.
+        top_k, top_p: limit the draw to the most probable tokens.
+        guidance: γ of `γ·log p_cond + (1−γ)·log p_uncond`; any value but 1 doubles the model calls.
+    """
+
+    temperature: Temperature = 1.0
+    top_k: PositiveInt | None = None
+    top_p: TopP | None = None
+    guidance: Guidance = 1.0
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether a token is drawn from the model's distribution itself."""
+        return (self.temperature, self.top_k, self.top_p, self.guidance) == (1.0, None, None, 1.0)
 
 
 def sharpen(log_probs_MV: Tensor, draw: Draw) -> Tensor:

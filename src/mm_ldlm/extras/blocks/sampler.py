@@ -8,7 +8,6 @@ from mm_ldlm.core import SamplingError, Size, config, refuse_if
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.base import ONLY_MASKS, Overridable, require_fit, unfit
 from mm_ldlm.sampling.denoising import Canvas, TextSample
-from mm_ldlm.sampling.logit_filters import Draw
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS
 
 
@@ -38,9 +37,9 @@ class BlocksConfig(Overridable):
         )
 
     @property
-    def draw(self) -> Draw:
-        """Settings of the draw of a token, from the inner sampler."""
-        return self.inner.draw
+    def guidance(self) -> float:
+        """Guidance of the inner sampler."""
+        return self.inner.guidance
 
     def most_calls(self, length: int) -> int:
         """See `TextSampler.most_calls`."""

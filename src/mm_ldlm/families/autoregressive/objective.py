@@ -25,9 +25,9 @@ from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import Batch, Losses, Objective, ObjectiveConfig, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
-from mm_ldlm.sampling.base import Overridable, TopP, require_fit, unfit
+from mm_ldlm.sampling.base import Overridable, require_fit, unfit
 from mm_ldlm.sampling.denoising import Canvas, Observe, TextSample, unobserved
-from mm_ldlm.sampling.limits import Temperature
+from mm_ldlm.sampling.limits import Temperature, TopP
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens
 
 

@@ -156,13 +156,13 @@ class CandiSampler(UnmaskingSampler):
             logits_MV = denoise.predict(sample.tokens[rows_A], t_B[rows_A].float(), z_BLI[rows_A], scored_BL[rows_A])
             log_x0_MV = process.log_x0(logits_MV, sample.tokens[scored_BL])
             canvas.observe(sample.tokens, scored_BL, log_x0_MV)
-            x0_MV = sharpen(log_x0_MV, self.draw).softmax(dim=-1)
+            x0_MV = sharpen(log_x0_MV, self).softmax(dim=-1)
             x0_MI = F.pad(x0_MV, (0, z_BLI.shape[-1] - x0_MV.shape[-1]))
             x0_BLI = torch.zeros_like(z_BLI).masked_scatter(scored_BL[..., None], x0_MI)
             z_BLI = denoise.noise.flow(z_BLI, x0_BLI, *(process.mask_probability(at_B) for at_B in (t_B, s_B)))
             sample = reverse_step(
                 process, sample, scored_BL, log_x0_MV, logits_MV, step=step, t_B=t_B, s_B=s_B,
-                generator=canvas.generator, draw=self.draw,
+                generator=canvas.generator, draw=self,
             ).called(rows_A)  # fmt: skip
         return sample
 

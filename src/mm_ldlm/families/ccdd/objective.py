@@ -95,7 +95,7 @@ class JointStatesConfig(DiffusionSampler):
         # The numbers of the counter-based generator at one position do not depend on L, so that the states of a text do
         # not depend on the padding of its batch.
         text, _ = together(
-            dataclasses.replace(canvas, denoise=joint), dim=L * denoise.dim, draw=self.draw,
+            dataclasses.replace(canvas, denoise=joint), dim=L * denoise.dim, draw=self,
             latent=DdimConfig(steps=self.steps, eta=self.eta),
         )  # fmt: skip
         price = 1 if self.guidance == 1.0 else 2

@@ -75,7 +75,7 @@ class InsertionSampler(DiffusionSampler):
             logits_MV, log_counts_AP = canvas.denoise(sample.tokens[rows_A, :used], t_A, asked_BW[rows_A, :used])
             log_x0_MV = process.log_x0(logits_MV, sample.tokens[asked_BW])
             observe(sample.tokens, asked_BW, log_x0_MV)
-            drawn_M = draw_tokens(log_x0_MV, stream.fork("token").uniform(W)[asked_BW], self.draw)
+            drawn_M = draw_tokens(log_x0_MV, stream.fork("token").uniform(W)[asked_BW], self)
             found = Prediction(asked_BW, log_x0_MV, drawn_M, rows_A, t_A)
             kept_BW = due_BW if self.order == "random" else asked_BW & self._best(found, due_BW.sum(dim=1))
             drawn_BW = sample.tokens.masked_scatter(asked_BW, drawn_M)

@@ -52,7 +52,7 @@ class PsiConfig(DiffusionSampler):
         return self.hold if left > self.t_off else self.hold * left / max(self.t_off, 1e-12)
 
     def write(self, canvas: Canvas) -> TextSample:
-        process, draw, open_BL = canvas.diffusion, self.draw, canvas.writable_BL
+        process, open_BL = canvas.diffusion, canvas.writable_BL
         sample = TextSample.start(process.prior(canvas.tokens, open_BL, canvas.generator.fork("prior")))
         now_B = torch.ones(len(open_BL), dtype=torch.float64, device=open_BL.device)
         for step in range(self.steps):
@@ -61,12 +61,12 @@ class PsiConfig(DiffusionSampler):
             rows_A = scored_BL.any(dim=1).nonzero().squeeze(1)
             after = clean = sample
             if rows_A.numel():
-                found = canvas.guided_log_x0(sample.tokens, t_B, rows_A, scored_BL, guidance=draw.guidance)
+                found = canvas.guided_log_x0(sample.tokens, t_B, rows_A, scored_BL, guidance=self.guidance)
                 after, clean = (
                     reverse_step(
                         process, sample, scored_BL, *found, step=step, t_B=t_B, s_B=to_B, generator=canvas.generator,
-                        draw=draw,
-                    ).called(rows_A, guidance=draw.guidance)
+                        draw=self,
+                    ).called(rows_A, guidance=self.guidance)
                     for to_B in (s_B, torch.zeros_like(s_B))
                 )  # fmt: skip
             if step < self.steps - 1 and self.t_off < 1 - step / self.steps <= self.t_on:

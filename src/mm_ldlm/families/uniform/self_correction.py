@@ -4,7 +4,6 @@ GIDD (arXiv:2503.04482), self-correction step. It needs a process whose noise in
 learned to judge the tokens that a text already has.
 """
 
-import dataclasses
 from typing import Annotated
 
 import torch
@@ -53,7 +52,7 @@ class SelfCorrectionConfig(DiffusionSampler):
 
     def write(self, canvas: Canvas) -> TextSample:
         sample, open_BL = reverse_process(canvas, self), canvas.writable_BL
-        draw = dataclasses.replace(self.draw, temperature=self.correction_temperature)
+        draw = self.override(temperature=self.correction_temperature)
         generator = canvas.generator.fork("correct")
         active_B = open_BL.any(dim=1)
         best_B, waited_B = (torch.zeros_like(sample.calls_per_row) for _ in range(2))
