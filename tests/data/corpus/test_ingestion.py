@@ -202,13 +202,25 @@ def in_pieces(folder: Path) -> dict[str, Any]:
     return {"shard_rows": 16, "near_duplicates": {}, "tokens": tokens}
 
 
+def test_the_bytes_do_not_depend_on_the_workers(
+    tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "FEW", 2)
+    source, keys, reports = lines(tmp_path, *mixed(150)), in_pieces(tmp_path), list[dict[str, Any]]()
+    for cores in (1, 2):
+        monkeypatch.setattr(engines, "count_cores", lambda: cores)  # noqa: B023
+        reports.append(ingested(tmp_path / str(cores), source, **keys).report | {"seconds": 0, "rows_per_second": 0})
+    assert content(tmp_path / "1") == content(tmp_path / "2")
+    assert reports[0] == reports[1]
+
+
 def test_pitfall_22_the_bytes_do_not_depend_on_where_a_run_was_killed(
     tmp_path: Path, small_chunks: None, sweep: Callable[..., Iterator[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ahead(engine: Any, function: Callable[[Any], Any], tasks: Any, **_: Any) -> Iterator[tuple[int, Any]]:
         return ((number, function(task)) for number, task in enumerate([*tasks]))
 
-    monkeypatch.setattr(engines.LocalEngine, "run", ahead)  # as a cluster, which takes tasks before others are merged
+    monkeypatch.setattr(engines.LocalEngine, "run", ahead)  # as processes, which take tasks before others are merged
     sources = [lines(tmp_path, *mixed(60), name="a"), lines(tmp_path, *mixed(40, seed=1), name="b", max_samples=35)]
     keys, folder = in_pieces(tmp_path), tmp_path / "killed"
     expected = ingested(tmp_path / "whole", *sources, **keys)

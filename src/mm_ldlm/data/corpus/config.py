@@ -45,7 +45,7 @@ class IngestionConfig:
         max_row_bytes: longer lines, documents and cells count as damaged.
         shard_rows: rows per shard of the store.
         replace: replace the finished records of other sources in the data folder, which is refused otherwise.
-        engine: where the rows are prepared: `local`, this process, or `ray`, a Ray cluster. Sources are read and
+        engine: where the rows are prepared: `local`, this host, or `ray`, a Ray cluster. Sources are read and
             duplicates are found in this process, in the order of the sources.
     """
 
