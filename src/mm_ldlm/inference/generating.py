@@ -98,7 +98,7 @@ def invert(
         latents_nd, raw_nd = latents_nd.repeat(samples, 1), np.tile(raw_nd, (samples, 1))
         sources = sources * samples
     writer = model.writer
-    certain = getattr(getattr(config, "draw", None), "temperature", 1.0) == 0
+    certain = getattr(config, "temperature", 1.0) == 0
     lengths, log_probs_n = writer.ranked_lengths(
         length, latents_nd, rows=len(raw_nd), seed=seed, ranks=samples if certain else 1
     )

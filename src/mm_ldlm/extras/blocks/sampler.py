@@ -37,8 +37,11 @@ class BlocksConfig(Overridable):
         )
 
     @property
+    def temperature(self) -> float:
+        return self.inner.temperature
+
+    @property
     def guidance(self) -> float:
-        """Guidance of the inner sampler."""
         return self.inner.guidance
 
     def most_calls(self, length: int) -> int:
