@@ -198,6 +198,7 @@ def test_the_states_of_records_are_those_of_their_tokens_in_shards_of_whole_reco
         patch.setattr(token_states, "SHARD_TOKENS", size)
         patch.setattr(token_states, "_RECORDS_AT_ONCE", at_once)
         feature = token_states.TokenStates(token_states.CcddSection(), encoder)
+        assert token_states.TokenStates(token_states.CcddSection(dtype="float32"), encoder).variant != feature.variant
         feature.make(Inputs(made.records, made.tokens, made.tokenizer, {}), folder / "made")
     store = ShardStore.open(folder / "made")
     assert all(shard.rows <= size or shard.rows in lengths for shard in store.manifest.shards)

@@ -15,7 +15,7 @@ from mm_ldlm.diffusion.process import TextProcess, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import LogLinear
 from mm_ldlm.families.hdlm.process import Hdlm, HdlmConfig, Levels, weights
-from mm_ldlm.families.hdlm.token_clusters import cluster
+from mm_ldlm.families.hdlm.token_clusters import HdlmSection, TokenClusters, cluster
 
 GAMMAS = (0.7, 1.0, 2.0, 3.5)
 
@@ -118,6 +118,8 @@ def test_words_of_one_direction_share_a_cluster_numbered_by_first_appearance(see
     assert len({*zip(found_n, group_n, strict=True)}) == 5
     assert list(dict.fromkeys(found_n.tolist())) == [0, 1, 2, 3, 4]
     assert np.array_equal(found_n, cluster(vectors_nd, count=5, seed=seed))
+    variants = {TokenClusters(HdlmSection(clusters=n), seed=each).variant for n in (4, 5) for each in (0, 1)}
+    assert len(variants) == 4, "stores of another number or seed are other ones"
 
 
 def test_a_word_without_a_direction_and_as_many_clusters_as_words() -> None:

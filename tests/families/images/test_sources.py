@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,8 @@ def records(tmp_path: Path) -> Path:
 def test_the_store_has_the_pixels_of_every_record_in_order(
     rows: int, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    sizes = [dict(zip(("height", "width", "channels"), size, strict=True)) for size in product((2, 4), (2, 4), (1, 3))]
+    assert len({store.Images(parse(ImagesConfig, size, at="images")).variant for size in sizes}) == len(sizes)
     monkeypatch.setattr(store, "_ROWS", rows)
     images, manifest = made(records, tmp_path)
     numbers = [int(text.split()[1][0]) for text in ShardStore.open(records).gather("text", slice(None)).to_pylist()]
