@@ -102,7 +102,7 @@ def test_a_kind_is_found_by_name_entry_point_and_import_path() -> None:
     assert (made.one.area(), made.several[0].side, made.optional) == (6.0, 3, None)
     assert type(made.several[1]) is type(made.one)
     path = parse_kind(SHAPES, {"kind": "shapes_of_a_test:Square", "side": 1}, at="x")
-    assert to_dict(path) == {"kind": "square", "side": 1}  # the name that the registry has for it
+    assert to_dict(path) == {"kind": "shapes_of_a_test:Square", "side": 1}
     assert parse_kind(SHAPES, path, at="x") is path
 
 

@@ -223,6 +223,3 @@ class RunDataset(JsonDataset):
 
     def _exists(self) -> bool:
         return self._chosen is not None or bool(super()._exists())
-
-    def _describe(self) -> dict[str, Any]:
-        return {**super()._describe(), "chosen": self._chosen}

@@ -132,11 +132,6 @@ class Kinds(Registry):
                 f"{self.interface.__name__}). Choose {with_article(self.what)}: {', '.join(self.known)}."
             )
 
-    def name(self, found: type, kind: str) -> str:
-        """Return the name that the registry has for a class, even if it was chosen by its import path; else `kind`."""
-        path = f"{found.__module__}:{found.__qualname__}"
-        return next((name for name, known in self.known.items() if known == path), kind)
-
 
 def with_article(words: str) -> str:
     """Return words with their indefinite article: "a model", "an encoder"."""

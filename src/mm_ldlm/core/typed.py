@@ -126,7 +126,7 @@ def parse(cls: type[T], value: Any, *, at: str) -> T:
         return value
     if not isinstance(value, Mapping):
         raise ConfigurationError(
-            f"parameter '{at}': expected a mapping, found {show(value)}. Valid keys: {_names(cls)}."
+            f"parameter '{at}': expected a mapping, found {show(value)}. Valid keys: {', '.join(_fields(cls))}."
         )
     retired = getattr(cls, "RETIRED", {})
     value = {key: item for key, item in value.items() if key not in retired or item != retired[key]}
@@ -165,8 +165,7 @@ def parse_kind(kinds: Kinds, value: Any, *, at: str) -> Any:
             f"parameter '{at}': expected a mapping with the key 'kind', found {show(value)}. Choose "
             f"{with_article(kinds.what)}: {', '.join(kinds)}."
         )
-    found = kinds.find(value["kind"], at=at)
-    return parse(found, {**value, "kind": kinds.name(found, value["kind"])}, at=at)
+    return parse(kinds.find(value["kind"], at=at), value, at=at)
 
 
 def check(value: Any, hint: Any, *, name: str, error: type[MMLDLMError] = SamplingError) -> Any:
@@ -314,7 +313,7 @@ def _refuse_text(text: str, where: str) -> None:
 
 def _misnamed(cls: Any, given: Mapping[str, Any], *, at: str) -> dict[Any, str]:
     """Refuse the keys that a configuration does not have, and those that it lacks."""
-    known = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    known = _fields(cls)
     valid = f"Valid keys: {', '.join(known)}."
     lines = {
         key: f"parameter '{escape(path_of(at, key))}' is not known.{nearest(key, known)} {valid}"
@@ -329,8 +328,8 @@ def _misnamed(cls: Any, given: Mapping[str, Any], *, at: str) -> dict[Any, str]:
     return lines | {name: f"parameter '{path_of(at, name)}' is missing and has no default." for name in missing}
 
 
-def _names(cls: Any) -> str:
-    return ", ".join(field.name for field in dataclasses.fields(cls) if field.init)
+def _fields(cls: Any) -> dict[str, Any]:
+    return {field.name: field for field in dataclasses.fields(cls) if field.init}
 
 
 _MISNAMED = ("unexpected_keyword_argument", "extra_forbidden", "missing", "missing_keyword_only_argument")
