@@ -53,8 +53,7 @@ class LocatedEncoder:
 class Encoder(abc.ABC):
     """A loaded encoder.
 
-    `encode` is `run(prepare(sentences))`. The two are separate so that a caller can tokenise the next rows while the
-    current ones are computed.
+    `encode` is `run(prepare(sentences))`, and may divide many sentences; an extraction batches an entire shard.
     """
 
     dim: int
@@ -72,7 +71,7 @@ class Encoder(abc.ABC):
         return self.located.fingerprint
 
     def prepare(self, sentences: Sequence[str]) -> Any:
-        """Tokenise and batch the sentences on the host; needs no device and may run on another thread."""
+        """Tokenise and batch the sentences."""
         return list(sentences)
 
     @abc.abstractmethod

@@ -8,7 +8,6 @@ import copy
 import functools
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
@@ -133,10 +132,9 @@ class TransformerEncoder(_LocalEncoder):
         return self.model(input_ids=ids_BL, **extra).last_hidden_state, mask_BL
 
     def encode(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return (n, d) float32 in order; the next window is tokenised while the current one is computed."""
+        """Return (n, d) float32 in order; at most `WINDOW` sentences are batched together."""
         windows = [sentences[start : start + WINDOW] for start in range(0, max(len(sentences), 1), WINDOW)]
-        with ThreadPoolExecutor(1) as ahead:
-            return np.concatenate([self.run(prepared) for prepared in ahead.map(self.prepare, windows)])
+        return np.concatenate([self.run(self.prepare(window)) for window in windows])
 
     def _missing_final_token(self) -> int | None:
         """Return the id of the spec's final token if the tokenizer does not append it itself."""
