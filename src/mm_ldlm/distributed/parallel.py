@@ -161,24 +161,15 @@ def shared_memory(process: Process, *, elements: int) -> SharedMemory | None:
     size = 2 * process.world * 4 * (-(-min(elements, CHUNK) // 16) * 16)
     mine, path = -1, ""
     if process.is_main:
-        mine = _anonymous(size)
-        path = f"/proc/{os.getpid()}/fd/{mine}"
-    path = collectives.gather(path)[0]
-    memory = _mapped(path, size)
+        with contextlib.suppress(AttributeError, OSError):  # not Linux, or not so much memory
+            mine = os.memfd_create("gradients")
+            os.posix_fallocate(mine, 0, size)
+            path = f"/proc/{os.getpid()}/fd/{mine}"
+    memory = _mapped(collectives.gather(path)[0], size)
     lacking = any(collectives.gather(memory is None))  # and no rank opens the file any more
     if mine >= 0:
         os.close(mine)
     return None if memory is None or lacking else SharedMemory(memory, process)
-
-
-def _anonymous(size: int) -> int:
-    """Open a file in memory with no name and room for `size` bytes; return its descriptor, or -1."""
-    try:
-        file = os.memfd_create("gradients")
-        os.posix_fallocate(file, 0, size)
-    except (AttributeError, OSError):  # not Linux, or not so much memory
-        return -1
-    return file
 
 
 def _mapped(path: str, size: int) -> mmap.mmap | None:

@@ -15,7 +15,7 @@ from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.models.parts import FreezingSnapshot, count_by_part
 from mm_ldlm.objectives.root import TrainableRoot
-from mm_ldlm.training.batches import Loader, Planned
+from mm_ldlm.training.batches import Loader
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.checkpoints.reference import latest
 from mm_ldlm.training.config import TrainingConfig
@@ -112,7 +112,11 @@ def train(run: Run) -> Ending:
             state.drawn(planned)
             throughput.stepped(planned)
             if verdict.action != "apply":
-                skipped(run, planned, verdict)
+                state.skipped += 1
+                run.tracker.event(
+                    state.step - 1, "skip", reason=verdict.reason, epoch=planned.epoch, batch=planned.index,
+                    examples=planned.examples[:64].tolist(), consecutive=learner.guard.consecutive_skips,
+                )  # fmt: skip
             if verdict.action in ("rollback", "stop"):
                 roll_back(run, verdict, diagnosis)
                 averages.take()
@@ -197,15 +201,6 @@ def agree(run: Run, tally: Tally) -> Agreed:
 
 
 # -- when a step is refused --------------------------------------------------------------------------------------------
-
-
-def skipped(run: Run, planned: Planned, verdict: Verdict) -> None:
-    state = run.learner.state
-    state.skipped += 1
-    run.tracker.event(
-        state.step - 1, "skip", reason=verdict.reason, epoch=planned.epoch, batch=planned.index,
-        examples=planned.examples[:64].tolist(), consecutive=run.learner.guard.consecutive_skips,
-    )  # fmt: skip
 
 
 def roll_back(run: Run, verdict: Verdict, diagnosis: str) -> None:
