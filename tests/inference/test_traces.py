@@ -56,6 +56,7 @@ def test_the_cosines_of_a_trace_are_those_of_its_texts(name: str, model: MMLDLM)
     for trace, cosine in zip(found.traces, found.cosines, strict=True):
         assert trace.steps[-1].cosine == pytest.approx(cosine, abs=1e-6)
         for before, step in zip(trace.steps, trace.steps[1:], strict=False):
+            assert step.tried or any(step.likely), "a call of the model, or a choice"
             if step.tried:
                 assert step.cosine == pytest.approx(max([before.cosine, *step.tried]), abs=1e-6), "the nearest is kept"
                 assert (step.accepted is None) is (step.words == before.words)

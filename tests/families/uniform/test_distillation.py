@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.components import random_batch, root_of, stir
+from tests.training import task
 from torch import Tensor
 
 from mm_ldlm.core import parse, parse_kind
@@ -85,6 +86,7 @@ def test_distillation_resumes_to_the_bit(
     assert resumed.keys() == whole.keys()
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
     assert not torch.equal(whole[table], whole[f"objective.teacher.{table.removeprefix('model.')}"])
+    assert task.built(task.spec("duo", max_steps=20), tmp_path).stepper.objective.training_steps == 20
 
 
 def test_the_student_learns_the_predictions_of_its_teacher() -> None:
