@@ -48,12 +48,6 @@ def test_samples_have_the_enumerated_distribution(kind: str, eta: float) -> None
     compare_with_enumeration(kind, steps=4, count=20_000, eta=eta)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "eta"), [("remdm_cap", 0.3), ("remdm_rescale", 0.6)])
-def test_a_million_samples_have_the_enumerated_distribution(kind: str, eta: float) -> None:
-    compare_with_enumeration(kind, steps=4, count=1_000_000, eta=eta)
-
-
 @pytest.mark.parametrize("schedule", ["log_linear", "cosine"])
 @pytest.mark.parametrize(("kind", "eta"), [("remdm_cap", 0.2), ("remdm_rescale", 1.0)])
 def test_the_mask_ratio_stays_that_of_the_schedule(kind: str, eta: float, schedule: str) -> None:
