@@ -261,4 +261,11 @@ def test_an_error_of_this_project_comes_before_those_of_other_ranks_whatever_the
     text, kind = explain(ended, tmp_path, since=0.0)
     assert kind == "StoreError"
     assert "rank 1 on b failed at step 3: ours" in text
-    assert explain(ended, tmp_path, since=100.0)[1] == "", "errors of an earlier launch explain nothing"
+    for attempt in (1, 0):
+        log = tmp_path / f"launch/attempt_{attempt}/0/stderr.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(f"words of attempt {attempt}")
+        os.utime(log, (attempt, attempt))
+    text, kind = explain(ended, tmp_path, since=100.0)
+    assert kind == "", "errors of an earlier launch explain nothing"
+    assert "words of attempt 1" in text, "the last log of the rank"

@@ -217,6 +217,7 @@ def test_a_process_that_is_forked_after_a_request_computes(text_model: MMLDLM, o
     torch.set_num_threads(2)
     try:
         expected = text_model.score(texts, draws=2).nll
+        assert torch.get_num_threads() == 2, "the first process keeps its threads"
         process = multiprocessing.get_context("fork").Process(target=again, args=(expected,))
         process.start()
         process.join(60)  # a hang, not slowness

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sampling.toys import MASK, WORDS, canvas, constant, context, denoiser, sample
+from tests.sampling.toys import WORDS, canvas, constant, context, denoiser, sample
 
 from mm_ldlm.sampling.orders import masks_left, top_by_row
 
@@ -80,9 +80,3 @@ def test_a_threshold_keeps_what_is_above_it_and_at_least_one_token(threshold: fl
         assert made.calls_per_row.tolist() == [1, 1]
     if threshold == 1.0:
         assert made.calls_per_row.tolist() == [10, 6]
-
-
-def test_the_last_step_of_an_adaptive_sampler_keeps_all() -> None:
-    made = sample("threshold", context(sharpness=0.1), canvas(12), steps=2)
-    assert made.model_calls == 2
-    assert (made.tokens != MASK).all()

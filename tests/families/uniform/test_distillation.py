@@ -48,6 +48,7 @@ def test_the_teacher_is_the_student_at_the_start_of_a_round_and_the_step_doubles
         expected = student if step in (0, 25) else before
         assert all(torch.equal(value, expected[name]) for name, value in teacher(root).items())
     assert seen == pytest.approx([1, 1, 1, 2, 2, 8])
+    assert root.training > root.objective.teacher.training, "the teacher has no dropout"
 
 
 def test_distillation_resumes_to_the_bit(
