@@ -75,10 +75,12 @@ class LaunchConfig(RanksConfig):
 def with_environment(config: RanksConfig) -> LaunchConfig:
     """Replace settings by the values of MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and NPROC_PER_NODE."""
     found = environment.hosts()
-    nodes = found.nodes or config.nodes
-    rendezvous = found.endpoint if found.endpoint is not None and nodes > 1 else config.rendezvous
-    processes = found.processes or config.processes
-    changes = {"node_rank": found.node_rank, "nodes": nodes, "rendezvous": rendezvous, "processes": processes}
+    changes = {
+        "node_rank": found.node_rank,
+        "nodes": found.nodes or config.nodes,
+        "rendezvous": found.endpoint or config.rendezvous,
+        "processes": found.processes or config.processes,
+    }
     return LaunchConfig(**{**vars(config), **changes})
 
 
