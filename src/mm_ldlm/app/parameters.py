@@ -61,6 +61,9 @@ SCALARS = {"seed": Seed} | dict.fromkeys(("data", "results", "run", "sts", "text
 """Top-level keys that are plain values. `data` (root of the data folder), `results` (the folder of everything that
 depends on the model), `run` (the path of a run or a checkpoint to sample), `sts` and `texts` (the folders of the files
 of the environments sts and sentences) are given at run time only."""
+LIGHT = ("mm_ldlm.data.", "mm_ldlm.training.")
+"""Rooms whose sections are checked first. Mistakes in them are refused before the configurations of other sections
+import torch, which takes as long as everything else."""
 CHECKS = Registry(
     "check of parameters",
     {
@@ -89,19 +92,21 @@ def check_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
         if key not in known
     ]
     typed: dict[str, Any] = {}
-    for key in known:
-        try:
-            if key in SCALARS:
-                name = f"parameter '{key}'"
-                typed[key] = check(parameters.get(key), SCALARS[key], name=name, error=ConfigurationError)
-            else:
-                section = section_of(key)
-                parser = parse_kind if isinstance(section, Kinds) else parse
-                typed[key] = parser(section, parameters.get(key, {}), at=key)
-        except ConfigurationError as error:
-            problems.append(str(error))
-    if problems:
-        raise ConfigurationError(summarise(problems))
+    light = {*SCALARS, *(key for key, path in SECTIONS.known.items() if path.startswith(LIGHT))}
+    for keys in ([key for key in known if key in light], [key for key in known if key not in light]):
+        for key in keys:
+            try:
+                if key in SCALARS:
+                    name = f"parameter '{key}'"
+                    typed[key] = check(parameters.get(key), SCALARS[key], name=name, error=ConfigurationError)
+                else:
+                    section = section_of(key)
+                    parser = parse_kind if isinstance(section, Kinds) else parse
+                    typed[key] = parser(section, parameters.get(key, {}), at=key)
+            except ConfigurationError as error:
+                problems.append(str(error))
+        if problems:
+            raise ConfigurationError(summarise(problems))
     if parameters.get("run") is not None:
         typed |= _of_run(parameters["run"], typed)
     if contradictions := _contradictions(typed):

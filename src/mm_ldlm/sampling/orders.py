@@ -43,6 +43,16 @@ class OrderedSampler(UnmaskingSampler):
     def score(self, denoise: TextDenoiser, state: State, prediction: Prediction) -> Tensor:
         """Score the evaluated positions (B, L); the highest are kept."""
 
+    def choose(self, denoise: TextDenoiser, state: State, prediction: Prediction, due_B: Tensor) -> Tensor:
+        """Select (B, L) the drawn tokens that are kept, `due_B` of each text."""
+        score_BL = self.score(denoise, state, prediction)
+        if score_BL.shape != state.tokens.shape:
+            raise SamplingError(
+                f"sampler '{self.kind}': expected scores of the shape {tuple(state.tokens.shape)} of the canvas, found "
+                f"{tuple(score_BL.shape)}. Correct what its method `score` returns."
+            )
+        return top_by_row(score_BL, due_B)
+
     def write(self, canvas: Canvas) -> TextSample:
         """Write a canvas; a text with nothing to unmask in a step is not evaluated in it."""
         open_B = canvas.writable_BL.sum(dim=1)
@@ -55,13 +65,7 @@ class OrderedSampler(UnmaskingSampler):
             return state.masked & (due(state) > 0).unsqueeze(1)
 
         def keep(state: State, prediction: Prediction) -> Tensor:
-            score_BL = self.score(canvas.denoise, state, prediction)
-            if score_BL.shape != state.tokens.shape:
-                raise SamplingError(
-                    f"sampler '{self.kind}': expected scores of the shape {tuple(state.tokens.shape)} of the canvas, "
-                    f"found {tuple(score_BL.shape)}. Correct what its method `score` returns."
-                )
-            return top_by_row(score_BL, due(state))
+            return self.choose(canvas.denoise, state, prediction, due(state))
 
         return denoising_loop(canvas, self, timestep=self.timestep, query=query, keep=keep)
 

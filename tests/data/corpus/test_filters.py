@@ -1,20 +1,22 @@
 """Filters: a function of the user is a predicate, and whatever it does costs at most its rows.
 
-Near duplicates are those above the threshold.
+Duplicates: the map of digests is a dictionary, and near duplicates are those above the threshold.
 """
 
 import gc
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.corpus.examples import ingested, jsonl
 
 from mm_ldlm.core import ConfigurationError, SourceError
-from mm_ldlm.data.corpus.duplicates import NearDuplicateConfig, NearDuplicates
+from mm_ldlm.data.corpus import duplicates
+from mm_ldlm.data.corpus.duplicates import DigestMap, NearDuplicateConfig, NearDuplicates
 from mm_ldlm.data.corpus.filters import LengthConfig
 from mm_ldlm.data.corpus.sources import Unusable
 
@@ -103,6 +105,21 @@ def test_bounds_are_inclusive(text: str, low: int, high: int, few: int, many: in
 
 
 # -- duplicates --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 2)), max_size=200))
+def test_a_digest_map_is_a_dictionary(items: list[tuple[int, int]]) -> None:
+    found, model = DigestMap(), dict[bytes, int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(duplicates, "_LATEST", 5)
+        for number, value in items:
+            digest = hashlib.md5(str(number).encode()).digest()[: 16 - number % 3] + bytes(number % 3)  # ends in NUL
+            assert found.get(digest) == model.get(digest)
+            if digest not in model:
+                found.put(digest, value)
+                model[digest] = value
+        assert all(found.get(digest) == value for digest, value in model.items())
 
 
 @pytest.mark.parametrize("remove", ["all", "across_splits"])

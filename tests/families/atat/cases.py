@@ -3,7 +3,7 @@
 OPTIONS = {
     ("objectives", "adaptive_masking"): [
         {"estimator": {"dim": 8, "depth": 1, "heads": 2}},
-        {"importance": "frequency_only", "policy": "importance", "curriculum": {}, "warmup_steps": 0},
+        {"importance": "frequency_only", "policy": "importance", "curriculum": {"pace": "dynamic"}, "warmup_steps": 0},
     ]
 }
 MODELS = {"adaptive_masking": {"kind": "dit"}}

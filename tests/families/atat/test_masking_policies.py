@@ -11,7 +11,16 @@ from torch import Tensor
 
 from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, MaskSchedule
-from mm_ldlm.families.atat.curriculum import EASY, HARD, Curriculum, factors
+from mm_ldlm.families.atat.curriculum import (
+    EASY,
+    HARD,
+    Curriculum,
+    CurriculumConfig,
+    Pace,
+    factors,
+    plateau_after,
+    plateau_start,
+)
 from mm_ldlm.families.atat.masking_policies import MaskRates, mask_rates
 
 POLICIES = ["uniform", "importance", "inverse", "balanced"]
@@ -20,10 +29,10 @@ each_policy = pytest.mark.parametrize("policy", POLICIES)
 texts = st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=9), min_size=1, max_size=4)
 
 
-def rates(policy: Any, importance: Tensor, t: float | Tensor) -> MaskRates:
+def rates(policy: Any, importance: Tensor, t: float | Tensor, **options: Any) -> MaskRates:
     valid_BL = ~importance.isnan()
     t_B = torch.as_tensor(t, dtype=torch.float64).expand(len(importance))
-    return mask_rates(policy, importance.nan_to_num(), valid_BL, t_B, schedule=SCHEDULE)
+    return mask_rates(policy, importance.nan_to_num(), valid_BL, t_B, schedule=SCHEDULE, **options)
 
 
 def padded(rows: list[list[float]]) -> Tensor:
@@ -45,10 +54,13 @@ def test_masks_are_probabilities_of_tokens_and_of_nothing_else(policy: str, rows
         assert not each[importance_BL.isnan()].any()
 
 
+@pytest.mark.parametrize("sharpening", [True, False])
 @given(rows=texts, t=st.floats(1e-4, 1))
-def test_pitfall_21_the_expected_share_of_masks_is_that_of_the_schedule(rows: list[list[float]], t: float) -> None:
+def test_pitfall_21_the_expected_share_of_masks_is_that_of_the_schedule(
+    sharpening: bool, rows: list[list[float]], t: float
+) -> None:
     importance_BL = padded(rows)
-    found = rates("balanced", importance_BL, t)
+    found = rates("balanced", importance_BL, t, time_sharpening=sharpening)
     share_B = found.probability_BL.sum(dim=1) / (~importance_BL.isnan()).sum(dim=1)
     torch.testing.assert_close(share_B, SCHEDULE.mask_probability(torch.full_like(share_B, t)), rtol=1e-6, atol=1e-9)
 
@@ -58,6 +70,17 @@ def test_important_tokens_are_masked_more_often_and_by_the_policy_inverse_less_o
     for policy, sign in (("importance", 1), ("balanced", 1), ("inverse", -1)):
         steps_BL = sign * rates(policy, importance_BL, 0.5).probability_BL.diff(dim=1)
         assert bool((steps_BL > 0).all()), policy
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_a_higher_temperature_makes_masks_more_alike(temperature: float) -> None:
+    importance_BL = torch.tensor([[0.2, 0.9]], dtype=torch.float64)
+    for policy in ("importance", "inverse"):
+        ratio, plain = (
+            rates(policy, importance_BL, 0.5, temperature=each).probability_BL.log().diff().abs().item()
+            for each in (temperature, 1.0)
+        )
+        assert ratio == pytest.approx(plain / temperature)
 
 
 @pytest.mark.parametrize("policy", ["uniform", "balanced"])
@@ -70,10 +93,15 @@ def test_equally_important_tokens_are_masked_as_by_absorbing_diffusion(policy: s
 
 
 @each_policy
+@pytest.mark.parametrize("sharpening", [True, False])
 @pytest.mark.parametrize("t", [0.05, 0.4, 0.9])
-def test_the_weight_is_the_derivative_of_the_logarithm_of_the_probability(policy: str, t: float) -> None:
+def test_the_weight_is_the_derivative_of_the_logarithm_of_the_probability(
+    policy: str, sharpening: bool, t: float
+) -> None:
     importance_BL, h = torch.tensor([[0.05, 0.3, 0.6, 0.97]], dtype=torch.float64), 1e-6
-    before, at, after = (rates(policy, importance_BL, each) for each in (t - h, t, t + h))
+    before, at, after = (
+        rates(policy, importance_BL, each, time_sharpening=sharpening, temperature=1.5) for each in (t - h, t, t + h)
+    )
     expected_BL = (after.probability_BL.log() - before.probability_BL.log()) / (2 * h)
     torch.testing.assert_close(at.weight_BL, expected_BL, rtol=1e-5, atol=1e-5)
 
@@ -97,18 +125,31 @@ def test_the_loss_of_the_best_model_is_the_expected_cost_of_what_is_masked_at_th
         torch.testing.assert_close(expected, -joint[0, 1].log(), rtol=1e-2, atol=0)
 
 
-def test_the_course_leads_from_easy_to_hard_and_emphasises_once_in_all() -> None:
-    warmup, steps = 10, 310
-    course = Curriculum(warmup, steps)
-    found = [course.fractions(step) for step in range(steps + 50)]
-    assert not any(map(any, found[:warmup]))
-    assert all(sum(fractions) == pytest.approx(1) for fractions in found[warmup:])
-    places = [sum(number * fraction for number, fraction in enumerate(each)) for each in found[warmup:]]
+each_pace = pytest.mark.parametrize("pace", ["step", "linear", "exponential", "dynamic"])
+WARMUP, STEPS = 10, 310
+
+
+def course(pace: Pace, **options: float) -> Curriculum:
+    return Curriculum(CurriculumConfig(pace=pace, **options), WARMUP, STEPS)
+
+
+@each_pace
+def test_a_course_leads_from_easy_to_hard_and_emphasises_once_in_all(pace: Pace) -> None:
+    found = [course(pace).fractions(step) for step in range(STEPS + 50)]
+    assert not any(map(any, found[:WARMUP]))
+    assert all(sum(fractions) == pytest.approx(1) for fractions in found[WARMUP:])
+    places = [sum(number * fraction for number, fraction in enumerate(each)) for each in found[WARMUP:]]
     assert (places[0], places[-1]) == (0, 2)
     assert all(before <= after for before, after in itertools.pairwise(places))
-    stages = [course.stage(step) - 1 for step in range(warmup, steps + 50)]
+    stages = [course(pace).stage(step) - 1 for step in range(WARMUP, STEPS + 50)]
     assert places == pytest.approx(stages, abs=0.5), "the stage has the largest part"
-    assert sum(stage == 2 for stage in stages[: steps - warmup]) == pytest.approx((steps - warmup) / 3, abs=3)
+
+
+def test_half_of_the_exponential_course_is_spent_on_hard_tokens_and_a_third_of_the_others() -> None:
+    shares = {pace: sum(course(pace).stage(step) == 3 for step in range(WARMUP, STEPS)) / (STEPS - WARMUP)
+              for pace in ("step", "linear", "exponential")}  # fmt: skip
+    assert shares["step"] == shares["linear"] == pytest.approx(1 / 3, abs=0.01)
+    assert shares["exponential"] > 0.5
 
 
 @given(
@@ -131,3 +172,30 @@ def test_a_stage_emphasises_its_own_tokens_and_the_warm_up_none() -> None:
         fractions = tuple(float(number == stage) for number in range(3))
         assert factors(importance_BL, valid_BL, fractions).argmax().item() == stage
     torch.testing.assert_close(factors(importance_BL, valid_BL, (0.0, 0.0, 0.0)), torch.ones(1, 3))
+
+
+@pytest.mark.parametrize(("falls", "stage"), [(0.2, 1), (0.0, 3)])
+def test_the_dynamic_course_leaves_a_stage_when_the_loss_stops_falling(falls: float, stage: int) -> None:
+    curriculum, state_4 = course("dynamic", window=5, plateau=0.02), plateau_start()
+    for step in range(WARMUP + 60):
+        state_4 = plateau_after(state_4, curriculum, 5 * (1 - falls / 5) ** step, step=step)
+        assert step >= WARMUP or torch.equal(state_4, plateau_start())
+    assert int(state_4[0]) == stage
+    assert curriculum.stage(WARMUP + 60, reached=int(state_4[0])) == stage
+
+
+def test_the_dynamic_course_ends_with_hard_tokens_whatever_the_loss() -> None:
+    curriculum, state_4 = course("dynamic", window=5), plateau_start()
+    for step in range(STEPS):
+        state_4 = plateau_after(state_4, curriculum, 2.0**-step, step=step)
+    assert curriculum.fractions(STEPS - 1, reached=int(state_4[0])) == (0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(("falls", "begins"), [(0.96, 100), (1.0, 10)])
+def test_the_loss_of_a_new_stage_is_not_compared_with_that_of_the_stage_before(falls: float, begins: int) -> None:
+    """The second stage begins after a third of the course, or when the loss of two windows is equal."""
+    curriculum, state_4 = course("dynamic", window=5), plateau_start()
+    for step in range(150):
+        loss = 5.0 * falls**step if step < WARMUP + begins else 500.0 * 0.96**step
+        state_4 = plateau_after(state_4, curriculum, loss, step=step)
+    assert int(state_4[0]) == 2

@@ -35,23 +35,27 @@ def losses_of(root: Any, *, training: bool, step: int = 50) -> dict[str, Any]:
 def test_it_is_masked_diffusion_in_evaluation_and_with_uniform_masks(training: bool) -> None:
     options: dict[str, Any] = {**ESTIMATOR, "curriculum": {}, "warmup_steps": 0}
     if training:
-        options = {"importance": "frequency_only", "policy": "uniform"}
+        options = {"importance": "none", "policy": "uniform"}
     found = losses_of(root_of("adaptive_masking", options), training=training)
     plain = losses_of(root_of("text_diffusion", {}), training=training)
     for name in ("text_loss", "text_nll"):
         torch.testing.assert_close(found[name], plain[name], msg=name)
 
 
-def test_a_step_weighs_each_mask_by_its_rate_and_stage_and_ranks_the_masks_of_a_text() -> None:
-    options = {"noised_inputs": 0.0, "warmup_steps": 0, "curriculum": {}, "policy": "inverse"}
-    root, seen = root_of("adaptive_masking", {**ESTIMATOR, **options}), list[Any]()
+@pytest.mark.parametrize("sharpening", [True, False])
+def test_a_step_weighs_each_mask_by_its_rate_and_stage_and_ranks_the_masks_of_a_text(sharpening: bool) -> None:
+    options = {"noised_inputs": 0.0, "warmup_steps": 0, "curriculum": {}, "policy": "inverse", "temperature": 0.5}
+    root, seen = root_of("adaptive_masking", {**ESTIMATOR, **options, "time_sharpening": sharpening}), list[Any]()
     objective, batch = root.objective, random_batch(examples=32)
     root.model.register_forward_hook(lambda *call: seen.append((*call[1], call[2], call[3].logits)), with_kwargs=True)
     found = dict(root(batch, RowGenerator(0, batch.position_B), "text", 50))
     ((noisy_BL, named, logits_MV),) = seen
     valid_BL, masked_BL, t_B = batch.valid_BL, noisy_BL != batch.tokens_BL, named["t_B"]
     importance_BL = objective.importance(batch.tokens_BL, valid_BL)
-    rates = mask_rates("inverse", importance_BL, valid_BL, t_B, schedule=objective.process.schedule)
+    rates = mask_rates(
+        "inverse", importance_BL, valid_BL, t_B, schedule=objective.process.schedule, temperature=0.5,
+        time_sharpening=sharpening,
+    )  # fmt: skip
     assert bool((rates.probability_BL[masked_BL] > 0).all())
     expected = (rates.probability_BL.sum(), (rates.probability_BL * (1 - rates.probability_BL)).sum().sqrt())
     assert float((masked_BL.sum() - expected[0].detach()).abs() / expected[1].detach()) < 4
@@ -73,8 +77,8 @@ def test_a_step_weighs_each_mask_by_its_rate_and_stage_and_ranks_the_masks_of_a_
         total, count = found[f"importance_{name}"]
         torch.testing.assert_close(total / count, value.detach(), check_dtype=False)
     denoiser = objective.generative_model(root.model).text_denoiser(None, RowGenerator(0, batch.position_B))
-    sharpened_BL = importance_BL ** (1 / (t_B + 0.1)[:, None])
-    torch.testing.assert_close(denoiser.importance(batch.tokens_BL, t_B)[valid_BL], sharpened_BL[valid_BL])
+    power_B1 = 1 / (t_B + 0.1)[:, None] if sharpening else 1
+    torch.testing.assert_close(denoiser.importance(batch.tokens_BL, t_B)[valid_BL], (importance_BL**power_B1)[valid_BL])
 
 
 def test_the_estimator_learns_from_its_own_loss_alone_and_the_denoiser_from_the_other() -> None:
@@ -129,24 +133,28 @@ def test_ranks_order_the_chosen_values_of_each_text(rows: list[list[tuple[float,
 
 
 def test_importance_that_is_alike_for_all_tokens_is_reported_once() -> None:
-    objective = root_of("adaptive_masking", {**ESTIMATOR, "warmup_steps": 5}).objective
+    options = {**ESTIMATOR, "warmup_steps": 5, "curriculum": {"pace": "dynamic", "window": 4}}
+    objective = root_of("adaptive_masking", options).objective
 
     def told(step: int, deviation: float) -> bool:
-        return objective.observe({"importance_std": (deviation, 1.0)}, step=step) is not None
+        return objective.observe({"text_nll": (6.0, 3.0), "importance_std": (deviation, 1.0)}, step=step) is not None
 
     assert [told(4, 0.0), told(5, 0.0), told(6, 0.0), told(7, 0.2), told(8, 0.0)] == [False, True, False, False, True]
+    assert float(objective.plateau_4[3]) == 2.0, "the mean loss of the last window"
 
 
 def test_the_pieces_of_importance_are_mixed_as_the_mode_says() -> None:
     tokens_BL = torch.tensor([[2, 3, 4]])
 
-    valid_BL = torch.ones_like(tokens_BL).bool()
-    full, prior = (root_of("adaptive_masking", {**ESTIMATOR, "importance": mode}).objective
-                   for mode in ("full", "frequency_only"))  # fmt: skip
-    for objective in (full, prior):
+    def importance(mode: str) -> Tensor:
+        options = {"importance": mode, **(ESTIMATOR if mode in ("full", "learned_only") else {})}
+        objective = root_of("adaptive_masking", options).objective
         objective.set_token_counts(lambda: torch.arange(SHAPE.first_noise_id))
-    expected = 0.7 * full.estimator(tokens_BL, valid_BL) + 0.3 * prior.importance(tokens_BL, valid_BL)
-    torch.testing.assert_close(full.importance(tokens_BL, valid_BL), expected)
+        return objective.importance(tokens_BL, torch.ones_like(tokens_BL).bool())
+
+    learned, prior = importance("learned_only"), importance("frequency_only")
+    torch.testing.assert_close(importance("full"), 0.7 * learned + 0.3 * prior)
+    torch.testing.assert_close(importance("none"), torch.full((1, 3), 0.5))
 
 
 DRAWS = 16

@@ -9,8 +9,8 @@ from tests.families.uniform.cases import LAWS
 from tests.sampling.toys import PROCESSES, Exact, agrees, build, canvas, constant, context, on, rows, sample, watching
 from torch import Tensor
 
-from mm_ldlm.core import ConfigurationError
-from mm_ldlm.diffusion.masked import remask_unmask_probability
+from mm_ldlm.core import ConfigurationError, SamplingError
+from mm_ldlm.diffusion.masked import max_remask_ratio, remask_unmask_probability
 from mm_ldlm.families.uniform.uniform import UniformConfig
 from mm_ldlm.sampling.denoising import Canvas, TextDenoiser
 from mm_ldlm.sampling.registry import text_sampler
@@ -73,23 +73,30 @@ def test_enumerated_corrections_converge_to_the_distribution_of_the_texts() -> N
     assert distances[0] > 2 * distances[1] > 4 * distances[2]
 
 
-def test_with_masks_it_is_remdm() -> None:
-    """The distribution of ReMDM with σ = η(1 − α_s), by enumeration."""
-    steps, count, eta = 4, 10_000, 0.45
+@pytest.mark.parametrize(("kind", "eta"), [("cap", 0.3), ("rescale", 0.45)])
+def test_with_masks_it_is_remdm(kind: str, eta: float) -> None:
+    """The distribution of ReMDM with σ ≤ 1 − α_s, by enumeration."""
+    steps, count = 4, 10_000
     alpha = build().mask_schedule.alpha(torch.linspace(1, 0, steps + 1).double())
-    sigma = eta * (1 - alpha[1:])
+    largest = max_remask_ratio(alpha[:-1], alpha[1:])
+    sigma = torch.minimum(largest.clamp_max(eta) if kind == "cap" else eta * largest, 1 - alpha[1:])
     unmask = remask_unmask_probability(alpha[:-1], alpha[1:], sigma)
     sigma[-1], unmask[-1] = 0.0, 1.0
     expected = EXACT.after(steps, unmask=lambda step: float(unmask[step]), remask=lambda step: float(sigma[step]))
-    made = sample("psi", EXACT.denoiser(), canvas(*[2] * count), steps=steps, eta=eta)
+    made = sample("psi", EXACT.denoiser(), canvas(*[2] * count), steps=steps, correction=kind, eta=eta)
     agrees(EXACT.frequencies(made.tokens), expected, count=count)
 
 
 @pytest.mark.parametrize("process", ["absorbing", "uniform", "gidd"])
-def test_without_corrections_it_is_ancestral_sampling(process: str) -> None:
+@pytest.mark.parametrize("correction", ["constant", "cap"])
+def test_without_corrections_it_is_ancestral_sampling(process: str, correction: str) -> None:
+    if process == "gidd" and correction != "constant":
+        with pytest.raises(SamplingError):
+            text_sampler("psi", correction=correction).sample(on(context(), canvas(3), process))
+        return
     ours, plain = (
         text_sampler(kind, steps=6, **options).sample(on(context(timed=True), canvas(9, 5, 7), process))
-        for kind, options in (("psi", {"eta": 0.0}), ("ancestral", {}))
+        for kind, options in (("psi", {"correction": correction, "eta": 0.0}), ("ancestral", {}))
     )
     assert torch.equal(ours.tokens, plain.tokens)
     torch.testing.assert_close(ours.log_probs, plain.log_probs)

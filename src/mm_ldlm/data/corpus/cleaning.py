@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from mm_ldlm.core import shorten
 from mm_ldlm.data.corpus.config import IngestionConfig
-from mm_ldlm.data.corpus.duplicates import NearDuplicates, joined
+from mm_ldlm.data.corpus.duplicates import DigestMap, NearDuplicates, joined
 from mm_ldlm.data.corpus.filters import check_language
 from mm_ldlm.data.corpus.record import (
     PAIR,
@@ -307,7 +307,7 @@ class Merger:
 
     def __init__(self, config: IngestionConfig, counts: Counts, side: SideStore | None = None) -> None:
         self.config, self.counts, self.side = config, counts, side
-        self._ids, self._forms = set[bytes](), dict[bytes, int]()  # of the accepted texts
+        self._ids, self._forms = DigestMap(), DigestMap()
         self._near = None if config.near_duplicates is None else NearDuplicates(config.near_duplicates)
         self._accepted, self._refused = list[dict[str, Any]](), list[dict[str, Any]]()
         self._values = list[Any]()
@@ -337,10 +337,10 @@ class Merger:
         whole = self._near_split(joined([piece.signature for piece in pieces]), number)
         for source, row, meta, identity, form, _, signature, _ in pieces:
             elsewhere = self._forms.get(form)
-            if identity in self._ids:
+            if self._ids.get(identity) is not None:
                 kind = "exact"
-            elif elsewhere is not None and elsewhere != number:
-                place = SPLITS[elsewhere]
+            elif elsewhere not in (None, number):
+                place = SPLITS[elsewhere or 0]
                 kind = f"in_{place}_but_for_case" if row.describes is None else f"described_in_{place}"
             elif (near := self._near_split(signature, number) if divided and whole is None else whole) is not None:
                 kind = "near" if near == number else f"near_in_{SPLITS[near]}"
@@ -363,8 +363,8 @@ class Merger:
         return None if self._near is None or signature is None else self._near.split_of(signature, split=number)
 
     def _remember(self, identity: bytes, form: bytes, number: int, signature: Any) -> None:
-        self._ids.add(identity)
-        self._forms[form] = number
+        self._ids.put(identity, 0)
+        self._forms.put(form, number)
         if self._near is not None and signature is not None:
             self._near.add(signature, split=number)
 

@@ -1,4 +1,4 @@
-"""Near duplicates by MinHash."""
+"""Exact and near duplicates: a map of digests, and MinHash."""
 
 import functools
 from collections.abc import Sequence
@@ -9,9 +9,38 @@ import numpy.typing as npt
 
 from mm_ldlm.core import Size, bounded, config
 
+_LATEST = 1 << 16
 _WEIGHTS = (0.1, 0.9)
 """Weights of false positives and false negatives for datasketch. False candidates are cheap because each is checked;
 missed duplicates are lost."""
+
+
+class DigestMap:
+    """A map from digests of 16 bytes to small numbers: a sorted array, and a dictionary of the latest ones.
+
+    A dictionary of ten million digests takes over a gigabyte, the array 170 MB.
+    """
+
+    def __init__(self) -> None:
+        self._keys, self._values = np.empty(0, "S16"), np.empty(0, np.uint8)
+        self._latest: dict[bytes, int] = {}
+
+    def get(self, digest: bytes) -> int | None:
+        """Return the number that was stored with a digest; None for an unknown one."""
+        if digest in self._latest:
+            return self._latest[digest]
+        place = int(self._keys.searchsorted(digest))
+        known = place < len(self._keys) and self._keys[place] == digest.rstrip(b"\0")  # as numpy shows it
+        return int(self._values[place]) if known else None
+
+    def put(self, digest: bytes, number: int) -> None:
+        """Store a number with a digest; one that is known has the same number."""
+        self._latest[digest] = number
+        if len(self._latest) > max(_LATEST, len(self._keys) // 8):
+            keys = np.concatenate([self._keys, np.array(list(self._latest), "S16")])
+            order = np.argsort(keys, kind="stable")  # two runs, one of them sorted
+            values = np.concatenate([self._values, np.array(list(self._latest.values()), np.uint8)])
+            self._keys, self._values, self._latest = keys[order], values[order], {}
 
 
 @config

@@ -47,12 +47,14 @@ def mask_rates(
     t_B: Tensor,
     *,
     schedule: MaskSchedule,
+    temperature: float = 1.0,
+    time_sharpening: bool = True,
 ) -> MaskRates:
     """Compute every token's mask probability and weight at the times `t_B`.
 
-    With s = i^(1/(t + 0.1)): `uniform` ρ = r; `importance` ρ = r·s; `inverse` ρ = r·(1 − s); `balanced`
-    ρ = min(1, c·s), with the c of each text for which its expected mask ratio is r. (c is r·L/Σs as long as no token
-    reaches 1.)
+    With s = i^(1/(t + 0.1)), or s = i without sharpening, and T the temperature: `uniform` ρ = r; `importance`
+    ρ = r·s^(1/T); `inverse` ρ = r·(1 − s)^(1/T); `balanced` ρ = min(1, c·s), with the c of each text for which its
+    expected mask ratio is r. (c is r·L/Σs as long as no token reaches 1.)
 
     Where sharpening lets a probability fall with time, its weight is negative, and the integral above stays exact.
     """
@@ -62,14 +64,15 @@ def mask_rates(
         probability_BL, weight_BL = r_B1.expand(valid_BL.shape), growth_B1.expand(valid_BL.shape)
     else:
         log_i_BL = importance_BL.double().clamp(LOWEST, 1 - LOWEST).log()
-        power_B1 = 1 / (t_B1 + OFFSET)
-        log_s_BL, log_s_growth_BL = log_i_BL * power_B1, -log_i_BL * power_B1.square()
+        power_B1 = 1 / (t_B1 + OFFSET) if time_sharpening else torch.ones_like(t_B1)
+        log_s_BL = log_i_BL * power_B1
+        log_s_growth_BL = -log_i_BL * power_B1.square() if time_sharpening else torch.zeros_like(log_i_BL)
         if policy == "importance":
-            probability_BL = r_B1 * torch.exp(log_s_BL)
-            weight_BL = growth_B1 + log_s_growth_BL
+            probability_BL = r_B1 * torch.exp(log_s_BL / temperature)
+            weight_BL = growth_B1 + log_s_growth_BL / temperature
         elif policy == "inverse":
-            probability_BL = r_B1 * -torch.expm1(log_s_BL)
-            weight_BL = growth_B1 - log_s_growth_BL / torch.expm1(-log_s_BL)
+            probability_BL = r_B1 * torch.exp(torch.log(-torch.expm1(log_s_BL)) / temperature)
+            weight_BL = growth_B1 - log_s_growth_BL / torch.expm1(-log_s_BL) / temperature
         else:
             probability_BL, weight_BL = _balanced(log_s_BL, log_s_growth_BL, valid_BL, r_B1, growth_B1)
     return MaskRates(probability_BL.masked_fill(~valid_BL, 0.0), weight_BL.masked_fill(~valid_BL, 0.0))

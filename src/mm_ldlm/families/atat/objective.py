@@ -10,7 +10,7 @@ B examples, L positions, V ids.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from mm_ldlm.core import Fraction, NonNegativeInt, PositiveFloat, config, refuse_if
 from mm_ldlm.diffusion.masked import Absorbing, AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.families.atat.curriculum import Curriculum, CurriculumConfig, factors
+from mm_ldlm.families.atat.curriculum import Curriculum, CurriculumConfig, factors, plateau_after, plateau_start
 from mm_ldlm.families.atat.importance import ImportanceConfig, ImportanceEstimator
 from mm_ldlm.families.atat.masking_policies import MaskingPolicy, mask_rates, sharpen
 from mm_ldlm.families.atat.sampler import WeighingDenoiser
@@ -27,9 +27,11 @@ from mm_ldlm.objectives.base import Batch, Losses
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig, TextGeneration
 from mm_ldlm.objectives.text_loss import NoisyTexts, sum_tokens, text_times
 
-ImportanceMode = Literal["full", "frequency_only"]
+ImportanceMode = Literal["full", "learned_only", "frequency_only", "none"]
 LEARNED = 0.7
 """Weight of the learned importance in the mode `full`; the frequency prior has the rest"""
+CONSTANT = 0.5
+"""Importance of every token in the mode `none`"""
 COLLAPSED_STD = 0.1
 """Standard deviation of the learned importance below which the log has a warning"""
 
@@ -39,17 +41,17 @@ class AdaptiveMaskingConfig(TextDiffusionConfig):
     """Kind `adaptive_masking`: absorbing diffusion of texts with learned mask probabilities.
 
     Attributes:
-        importance: `full` (0.7 learned + 0.3 frequency prior), or `frequency_only`.
+        importance: `full` (0.7 learned + 0.3 frequency prior), `learned_only`, `frequency_only`, or `none` (0.5).
         estimator: shape of the importance estimator.
         importance_weight: factor of the estimator's loss in the total.
         noised_inputs: fraction of the texts that the estimator is trained on with their masks, as it meets texts while
             sampling; the others are clean, as it meets them when masks are chosen.
         policy: how importance becomes a mask probability.
+        temperature: T of the policies `importance` and `inverse`.
+        time_sharpening: use i^(1/(t + 0.1)) in place of the importance i.
         warmup_steps: steps before the curriculum, and before a collapsed importance is reported.
         curriculum: which tokens count more as training proceeds; null: all alike.
     """
-
-    RETIRED: ClassVar[dict[str, Any]] = {"temperature": 1.0, "time_sharpening": True}
 
     kind: str = "adaptive_masking"
     importance: ImportanceMode = "full"
@@ -57,6 +59,8 @@ class AdaptiveMaskingConfig(TextDiffusionConfig):
     importance_weight: PositiveFloat = 0.1
     noised_inputs: Fraction = 0.5
     policy: MaskingPolicy = "balanced"
+    temperature: PositiveFloat = 1.0
+    time_sharpening: bool = True
     warmup_steps: NonNegativeInt = 1000
     curriculum: CurriculumConfig | None = None
 
@@ -77,7 +81,7 @@ class AdaptiveMaskingConfig(TextDiffusionConfig):
     @property
     def learns(self) -> bool:
         """Whether there is an estimator."""
-        return self.importance == "full"
+        return self.importance in ("full", "learned_only")
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -88,11 +92,15 @@ class AdaptiveMaskingConfig(TextDiffusionConfig):
 
 
 class AdaptiveMasking(TextDiffusion):
-    """See the module. The frequency prior is a buffer, so that checkpoints carry it."""
+    """See the module.
+
+    The frequency prior and the state of the curriculum are buffers, so that checkpoints carry them.
+    """
 
     config: AdaptiveMaskingConfig
     process: Absorbing
     prior_V: Tensor
+    plateau_4: Tensor
 
     def __init__(self, config: AdaptiveMaskingConfig, shape: DataShape) -> None:
         super().__init__(config, shape)
@@ -101,11 +109,15 @@ class AdaptiveMasking(TextDiffusion):
             self.estimator = ImportanceEstimator(config.estimator, shape)
             init_weights(self.estimator, torch.Generator().manual_seed(0))  # training starts from the run's own seed
             self.weights["importance_loss"], self.units["importance_loss"] = config.importance_weight, "tokens"
-        # Not a number until training has counted tokens or a checkpoint was loaded: no constant may stand in for it
-        self.register_buffer("prior_V", torch.full((shape.first_noise_id,), torch.nan))
+        if config.importance in ("full", "frequency_only"):
+            # Not a number until training has counted tokens or a checkpoint was loaded: no constant may stand in for it
+            self.register_buffer("prior_V", torch.full((shape.first_noise_id,), torch.nan))
         self.curriculum: Curriculum | None = None
-        if config.curriculum is not None and config.curriculum.steps is not None:
-            self.set_training_length(config.curriculum.steps)
+        if config.curriculum is not None:
+            if config.curriculum.steps is not None:
+                self.set_training_length(config.curriculum.steps)
+            if config.curriculum.pace == "dynamic":
+                self.register_buffer("plateau_4", plateau_start())
         self._collapsed = False
 
     def generative_model(self, model: nn.Module) -> "AdaptiveGeneration":
@@ -115,19 +127,25 @@ class AdaptiveMasking(TextDiffusion):
 
     def set_token_counts(self, counts: Callable[[], Tensor]) -> None:
         """Make the frequency prior."""
-        self.prior_V.copy_(frequency_prior(counts(), mask_id=self.shape.mask_id))
+        if self.config.importance in ("full", "frequency_only"):
+            self.prior_V.copy_(frequency_prior(counts(), mask_id=self.shape.mask_id))
 
     def set_training_length(self, steps: int) -> None:
         """Make the curriculum, which depends on the length of the training."""
         if (course := self.config.curriculum) is not None:
-            self.curriculum = Curriculum(self.config.warmup_steps, course.steps or steps)
+            self.curriculum = Curriculum(course, self.config.warmup_steps, course.steps or steps)
 
     def importance(self, tokens_BL: Tensor, valid_BL: Tensor) -> Tensor:
         """Compute the importance (B, L), float32 in [0, 1], of every token of clean or of partly masked texts."""
-        prior_BL = self.prior_V[tokens_BL]
+        mode = self.config.importance
+        if mode == "none":
+            return torch.full(tokens_BL.shape, CONSTANT, device=tokens_BL.device)
         if self.estimator is None:
-            return prior_BL
-        return LEARNED * self.estimator(tokens_BL, valid_BL) + (1 - LEARNED) * prior_BL
+            return self.prior_V[tokens_BL]
+        learned_BL = self.estimator(tokens_BL, valid_BL)
+        if mode == "learned_only":
+            return learned_BL
+        return LEARNED * learned_BL + (1 - LEARNED) * self.prior_V[tokens_BL]
 
     # -- losses -------------------------------------------------------------------------------------------------------
 
@@ -138,7 +156,8 @@ class AdaptiveMasking(TextDiffusion):
             importance_BL = self.importance(batch.tokens_BL, batch.valid_BL)
             rates = mask_rates(
                 self.config.policy if self.training else "uniform", importance_BL, batch.valid_BL, t_B,
-                schedule=self.process.schedule,
+                schedule=self.process.schedule, temperature=self.config.temperature,
+                time_sharpening=self.config.time_sharpening,
             )  # fmt: skip
             uniform_BL = generator.fork("text_noise").uniform(batch.tokens_BL.shape[1], dtype=torch.float32)
             masked_BL = (uniform_BL < rates.probability_BL) & batch.valid_BL
@@ -146,8 +165,9 @@ class AdaptiveMasking(TextDiffusion):
             weight_BL, stage = rates.weight_BL.float(), 0
             if self.config.curriculum is not None and self.training:
                 assert self.curriculum is not None, "the length of the training is not known: set_training_length"
-                stage = self.curriculum.stage(step)
-                weight_BL = weight_BL * factors(importance_BL, batch.valid_BL, self.curriculum.fractions(step))
+                stage = self.curriculum.stage(step, reached=self._reached)
+                fractions = self.curriculum.fractions(step, reached=self._reached)
+                weight_BL = weight_BL * factors(importance_BL, batch.valid_BL, fractions)
         tokens, losses = self.predict(model, batch, NoisyTexts(noisy_BL, t_B, masked_BL), generator)
         gathered = tokens.scored.numel() != masked_BL.numel()
         weight_M = weight_BL[masked_BL] if gathered else weight_BL.flatten()
@@ -168,8 +188,17 @@ class AdaptiveMasking(TextDiffusion):
             losses["curriculum_stage"] = (count * stage, count)
         return losses
 
+    @property
+    def _reached(self) -> int:
+        """The stage that the pace `dynamic` has come to; 0 for the other paces."""
+        dynamic = self.curriculum is not None and self.curriculum.config.pace == "dynamic"
+        return int(self.plateau_4[0]) if dynamic else 0
+
     def observe(self, losses: Mapping[str, tuple[float, float]], *, step: int) -> str | None:
-        """Warn of a collapsed importance."""
+        """Advance the dynamic curriculum, and warn of a collapsed importance."""
+        nll, masked = losses["text_nll"]
+        if self.curriculum is not None and self.curriculum.config.pace == "dynamic" and masked > 0:
+            self.plateau_4.copy_(plateau_after(self.plateau_4, self.curriculum, nll / masked, step=step))
         total, count = losses["importance_std"]
         before = self._collapsed
         self._collapsed = self.config.learns and step >= self.config.warmup_steps and total < COLLAPSED_STD * count
@@ -191,7 +220,8 @@ class AdaptiveGeneration(TextGeneration):
 
     def text_denoiser(self, latents_Bd: Tensor | None, generator: RowGenerator) -> WeighingDenoiser:
         def importance(tokens_AL: Tensor, t_A: Tensor) -> Tensor:
-            return sharpen(self.objective.importance(tokens_AL, tokens_AL != self.shape.pad_id), t_A)
+            found_AL = self.objective.importance(tokens_AL, tokens_AL != self.shape.pad_id)
+            return sharpen(found_AL, t_A) if self.objective.config.time_sharpening else found_AL
 
         return WeighingDenoiser(logits=super().text_denoiser(latents_Bd, generator).logits, importance=importance)
 
@@ -206,7 +236,7 @@ def frequency_prior(counts_V: Tensor, *, mask_id: int) -> Tensor:
     surprise_V = -torch.log(counts_V.clamp_min(1) / counts_V.sum().clamp_min(1))
     lowest, highest = (surprise_V[seen_V].min(), surprise_V[seen_V].max()) if bool(seen_V.any()) else (0.0, 0.0)
     span = float(highest - lowest)
-    scaled_V = (surprise_V - lowest) / span if span > 0 else torch.full_like(surprise_V, 0.5)
+    scaled_V = (surprise_V - lowest) / span if span > 0 else torch.full_like(surprise_V, CONSTANT)
     prior_V = torch.where(seen_V, scaled_V, 1.0)
     prior_V[mask_id] = (counts_V * prior_V).sum() / counts_V.sum().clamp_min(1)
     return prior_V.float()

@@ -8,13 +8,17 @@ corrector may change every token:
 Both have the marginals of the process. With 1 − κ = σ/(1 − α_s) it is ReMDM (arXiv:2503.00307), for any noise.
 """
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import torch
+from torch import Tensor
 
 from mm_ldlm.core import Fraction, bounded, config, refuse_if
+from mm_ldlm.diffusion.masked import max_remask_ratio
+from mm_ldlm.diffusion.process import TextProcess, TextProcessConfig
+from mm_ldlm.families.uniform.uniform import UniformConfig
 from mm_ldlm.sampling.ancestral import reverse_step
-from mm_ldlm.sampling.base import DiffusionSampler
+from mm_ldlm.sampling.base import DiffusionSampler, unfit
 from mm_ldlm.sampling.denoising import Canvas, TextSample
 
 
@@ -23,12 +27,15 @@ class PsiConfig(DiffusionSampler):
     """Sampler of the Ψ-posteriors. `steps` are model calls; the last one only predicts.
 
     Attributes:
-        eta: 1 − κ, the strength of the correction; 0 is ancestral sampling.
+        correction: 1 − κ. constant: η. cap, rescale: ReMDM's σ = min(η, σ_max) or η·σ_max, divided by 1 − α_s, at most
+            1; only for processes that mask or that draw words uniformly.
+        eta: η, the strength of the correction; 0 is ancestral sampling.
         t_on, t_off: the fractions of steps left between which tokens are corrected.
         hold: time that the steps between t_on and t_off keep; null: time falls evenly from 1 to 0.
     """
 
     kind: str = "psi"
+    correction: Literal["constant", "cap", "rescale"] = "constant"
     eta: Fraction = 0.05
     t_on: Fraction = 1.0
     t_off: Fraction = 0.0
@@ -42,6 +49,13 @@ class PsiConfig(DiffusionSampler):
             "t_on",
         )
 
+    def refusal(self, process: TextProcessConfig | None) -> str | None:
+        """See `TextSampler.refusal`. Every process fits a constant correction."""
+        if process is None or self.correction == "constant" or process.only_masks or isinstance(process, UniformConfig):
+            return super().refusal(process)
+        needs = f"for correction '{self.correction}' a process that only masks, or 'uniform'"
+        return unfit(self.kind, needs, process, instead="with correction 'constant'")
+
     def time(self, step: int) -> float:
         """Return the time before a step."""
         left = 1 - step / self.steps
@@ -50,6 +64,16 @@ class PsiConfig(DiffusionSampler):
         if left > self.t_on:
             return 1 - (1 - self.hold) * (1 - left) / (1 - self.t_on)
         return self.hold if left > self.t_off else self.hold * left / max(self.t_off, 1e-12)
+
+    def strength(self, process: TextProcess, t_B: Tensor, s_B: Tensor) -> Tensor:
+        """Compute 1 − κ (B,) of a step from t to s > 0."""
+        if self.correction == "constant":
+            return torch.full_like(s_B, self.eta)
+        schedule: Any = process.mask_schedule or process.schedule
+        alpha_t, alpha_s = schedule.alpha(t_B), schedule.alpha(s_B)
+        largest_B = max_remask_ratio(alpha_t, alpha_s)
+        sigma_B = largest_B.clamp_max(self.eta) if self.correction == "cap" else self.eta * largest_B
+        return (sigma_B / (1 - alpha_s)).clamp(0, 1)
 
     def write(self, canvas: Canvas) -> TextSample:
         process, open_BL = canvas.diffusion, canvas.writable_BL
@@ -72,7 +96,7 @@ class PsiConfig(DiffusionSampler):
             if step < self.steps - 1 and self.t_off < 1 - step / self.steps <= self.t_on:
                 stream = canvas.generator.fork(step)
                 noised_BL = process.corrupt(clean.tokens, open_BL, s_B, stream.fork("noise"))
-                chosen_BL = stream.fork("correct").uniform(open_BL.shape[1]) < self.eta
+                chosen_BL = stream.fork("correct").uniform(open_BL.shape[1]) < self.strength(process, t_B, s_B)[:, None]
                 after = after.written(open_BL & chosen_BL, noised_BL, clean.log_probs, step)
             sample = after
         return sample
