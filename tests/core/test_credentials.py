@@ -48,7 +48,7 @@ def test_a_parameter_with_a_secret_is_recognised(form: str) -> None:
 )
 def test_the_value_of_a_key_that_names_a_secret_is_masked(key: str) -> None:
     assert mask_values({"a": [{key: "word"}]}) == {"a": [{key: MASK}]}
-    assert mask_values({key: ["word", ("other",)]}) == {key: [MASK, (MASK,)]}
+    assert mask_values({key: ["word", ("other",)], f"x.{key}=word": 1}) == {key: [MASK, (MASK,)], f"x.{key}={MASK}": 1}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.kills import kills
@@ -56,11 +56,13 @@ def test_texts_and_json_are_read_as_they_were_written(text: str, value: Any, tmp
 
 
 @REUSED
+@example(lines=["a", ""], end="\n", closed=True)
 @given(
-    st.lists(st.text(st.sampled_from("ab \f\x85\u2028\t"), min_size=1)), st.sampled_from(["\n", "\r\n"]), st.booleans()
-)
+    lines=st.lists(st.text(st.sampled_from("ab \f\x85\u2028\t"))), end=st.sampled_from(["\n", "\r\n"]),
+    closed=st.booleans(),
+)  # fmt: skip
 def test_lines_end_at_line_feeds_only(tmp_path: Path, lines: list[str], end: str, closed: bool) -> None:
-    files.write_text(tmp_path / "a.txt", end.join(lines) + (end if closed and lines else ""))
+    files.write_text(tmp_path / "a.txt", end.join(lines) + (end if lines and (closed or not lines[-1]) else ""))
     assert door(tmp_path / "a.txt").lines() == lines
 
 

@@ -98,8 +98,9 @@ class Drawing:
 
 def test_a_kind_is_found_by_name_entry_point_and_import_path() -> None:
     value = {"one": {"kind": "circle", "radius": 2}, "several": [{"kind": "square", "side": 3}, {"kind": "round"}]}
+    value["optional"] = {"kind": "square", "side": 5}
     made = parse(Drawing, value, at="drawing")
-    assert (made.one.area(), made.several[0].side, made.optional) == (6.0, 3, None)
+    assert (made.one.area(), made.several[0].side, made.optional.side) == (6.0, 3, 5)
     assert type(made.several[1]) is type(made.one)
     path = parse_kind(SHAPES, {"kind": "shapes_of_a_test:Square", "side": 1}, at="x")
     assert to_dict(path) == {"kind": "shapes_of_a_test:Square", "side": 1}

@@ -61,6 +61,7 @@ def test_any_exception_is_one_short_line() -> None:
 def test_no_message_repeats_data_without_bound(text: str) -> None:
     message = str(MMLDLMError(text * 1000 + "\n" * 1000))
     message.encode()
+    assert str(MMLDLMError("\n" * (errors.MOST_LINES - 1))).count("\n") == errors.MOST_LINES - 1
     assert len(message) <= (errors.MOST_LINES + 1) * (errors.LONGEST + 4)
 
 

@@ -49,6 +49,7 @@ class Section:
     pair: tuple[int, float] = (1, 2.0)
     colour: Literal["red", "green"] = "red"
     ratio: Fraction | Literal["none"] = 0.5
+    either: str | tuple[str, ...] = ()
     low: int = 0
     high: int
 
@@ -85,13 +86,16 @@ def test_a_mapping_becomes_a_tree_of_types_and_a_single_value_a_list() -> None:
         "several": [{"size": 2}],
         "by_name": {"k": {"size": 3}},
         "pair": [1, 2],
+        "either": "a",
         "high": 3,
     }
     made = parse(Section, value, at="s")
     assert made == Section(
-        inner=Inner(names=("a",)), several=(Inner(size=2),), by_name={"k": Inner(size=3)}, pair=(1, 2.0), high=3
-    )
+        inner=Inner(names=("a",)), several=(Inner(size=2),), by_name={"k": Inner(size=3)}, pair=(1, 2.0), either="a",
+        high=3,
+    )  # fmt: skip
     assert parse(Section, made, at="s") is made
+    assert parse(Section, json.loads(json.dumps(to_dict(made))), at="s") == made
 
 
 @pytest.mark.parametrize(
@@ -109,6 +113,7 @@ def test_a_mapping_becomes_a_tree_of_types_and_a_single_value_a_list() -> None:
         (3, ("'section'", "3")),
         ({"high": "x", "low": "y", "pair": 3, "colour": 1, "inner": []}, ("section.high", "section.low", "section.pair")),
         ({"high": 1, "pair": [1]}, ("'section.pair'", "longer list", "(1,)")),
+        ({"high": 1, "either": ["a", 1]}, ("'section.either[1]'", "1")),
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_full_path_and_the_value(refuses: Refuses, value: Any, named: tuple[str, ...]) -> None:
