@@ -81,6 +81,9 @@ def test_pitfall_22_a_killed_run_continues_and_ends_with_the_same_bytes(
             assert (folder / shard.name).read_bytes() == (tmp_path / "whole" / shard.name).read_bytes()
         shutil.rmtree(folder)
     assert number > 15
+    (tmp_path / "whole" / expected.shards[0].name).write_bytes(b"damaged")
+    again = tokenize_records(made.records, tokenizer, limits(), tmp_path / "whole")
+    assert all(shard.is_intact(tmp_path / "whole") for shard in again.shards)
 
 
 def test_records_of_other_limits_and_reports_of_other_records_are_refused(

@@ -144,7 +144,7 @@ def test_what_is_finished_is_not_computed_again(
         assert content(tmp_path / "plain") == expected
 
 
-@pytest.mark.parametrize("change", ["encoder", "shard_rows", "dtype", "threads", "records"])
+@pytest.mark.parametrize("change", ["encoder", "batch", "shard_rows", "dtype", "threads", "records"])
 @pytest.mark.parametrize("finished", [True, False])
 def test_pitfall_25_latents_of_other_inputs_are_refused_and_stay(
     change: str, finished: bool, stored: ShardStore, expected: Files, tmp_path: Path
@@ -159,7 +159,7 @@ def test_pitfall_25_latents_of_other_inputs_are_refused_and_stay(
     with pytest.raises(FingerprintError, match=str(workspace)):
         embedded(
             records(tmp_path / "more", TEXTS[1:]) if change == "records" else stored, workspace,
-            ToyEncoderConfig(salt="x" * (change == "encoder")), **({change: other} if other else {}),
+            ToyEncoderConfig(salt="x" * (change == "encoder"), batch=8 + (change == "batch")), **({change: other} if other else {}),
         )  # fmt: skip
     assert content(workspace) == before
 
@@ -235,7 +235,9 @@ def test_two_hosts_write_the_bytes_of_one(stored: ShardStore, expected: Files, t
     assert content(tmp_path / "shared") == expected
 
 
-def test_hosts_of_one_store_meet_under_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: Any) -> None:
+def test_hosts_of_one_store_meet_under_one_name(
+    stored: ShardStore, expected: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: Any
+) -> None:
     def launch(folder: Path, **options: Any) -> Any:
         made = parse(ExtractConfig, options, at="embedding")
         return module.ranks_of_hosts(made, ToyEncoderConfig().device, workspace=folder)
@@ -245,6 +247,10 @@ def test_hosts_of_one_store_meet_under_one_name(tmp_path: Path, monkeypatch: pyt
         extract_with_first_host(encoder=ToyEncoderConfig(), config=ExtractConfig(), workspace=tmp_path)
     for name, value in HOSTS.items():
         monkeypatch.setenv(name, value)
+    asked = list[Any]()
+    monkeypatch.setattr(module, "launch", lambda *_, config, **__: asked.append(config.nodes))
+    embedded(stored, tmp_path / "plain")
+    assert asked == [2], "the other hosts wait for the first one, also if nothing is missing"
     first = launch(tmp_path / "here" / "latents")
     assert (first.nodes, first.node_rank, first.rendezvous) == (2, 0, "127.0.0.1:29511")
     monkeypatch.setenv("NODE_RANK", "1")

@@ -29,6 +29,7 @@ class ToyEncoderConfig:
         salt: another salt is another encoder.
         wrong: texts with this word have a vector that is not finite.
         large: texts with this word have a vector beyond float16.
+        batch: size of a batch.
         changes: file whose existence means that the encoder is no longer the one that was located.
     """
 
@@ -37,13 +38,14 @@ class ToyEncoderConfig:
     salt: str = ""
     wrong: str = "no such word"
     large: str = "no such word"
+    batch: int = 8
     changes: str = "/no/such/file"
     device: str | None = "cpu"
     dim: ClassVar[int] = DIM
 
     @property
     def batching(self) -> dict[str, int]:
-        return {}
+        return {"batch_rows": self.batch}
 
     def portable(self) -> dict[str, Any]:
         return dict(to_dict(self))

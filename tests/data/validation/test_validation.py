@@ -87,6 +87,7 @@ class Stores:
         plan = {name: Latents(NormaliserConfig()) for name in inputs.features}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(checks, "DATA_CHECKS", self.registered)
+            patch.setattr(checks, "_ROWS", 7)
             return Outcome(*checks.validate(plan, inputs, sections=sections, evaluation_sets={}))
 
 

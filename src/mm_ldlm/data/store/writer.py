@@ -216,8 +216,8 @@ class Progress:
         for name, folder in self.folders.items():
             folder.mkdir(parents=True, exist_ok=True)
             remove_temporaries(folder)
-            kept, stale = self.shards[name], _others(folder, self.shards[name])
-            if Manifest.exists(folder) and (stale or not kept or Manifest.read(folder).fingerprints != self.made_by):
+            stale = _others(folder, self.shards[name])
+            if Manifest.exists(folder) and (stale or Manifest.read(folder).fingerprints != self.made_by):
                 (folder / NAME).unlink()
             for path in stale:
                 path.unlink()
