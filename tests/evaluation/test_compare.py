@@ -17,7 +17,7 @@ FEW = Bootstrap(100)
 METRICS = {"nll.per_token": 2.0, "nll.per_token.low": 1.9, "nll.per_token.high": 2.1, "nll.exact": 1.0}
 
 
-def likelihood(count: int, *, cost: float = 2.0, first: int = 0, tokens: int = 5, seed: int = 0) -> pd.DataFrame:
+def likelihood(count: int, *, cost: float = 2.0, first: int = 0, tokens: Any = 5, seed: int = 0) -> pd.DataFrame:
     nll = tokens * cost + np.random.default_rng(seed).normal(0, 0.1, count)
     return pd.DataFrame({"id": [f"s{first + i}" for i in range(count)], "tokens": tokens, "nll": nll})
 
@@ -93,6 +93,8 @@ def test_runs_are_compared_on_the_sentences_that_they_share() -> None:
     common = set(ours.rows["likelihood"]["id"]) & set(theirs.rows["likelihood"]["id"])
     mean = ours.rows["likelihood"].set_index("id").loc[sorted(common), "nll"].mean() / 5
     assert difference["b"] == pytest.approx(mean)
+    several = [result(first=first) for first in (0, 2, 5, 7)]
+    assert paired_differences(several[:2], several[2:], FEW)["likelihood"]["sentences"] == 40 - 7
 
 
 def test_order_of_the_rows_changes_nothing() -> None:
@@ -105,6 +107,8 @@ def test_runs_that_tokenise_differently_are_compared_by_sentence() -> None:
     found = paired_differences([result(tokens=5)], [result(tokens=10, cost=1.0)], FEW)["likelihood"]["differences"]
     assert list(found) == ["nats_per_sentence"]
     assert found["nats_per_sentence"]["difference"]["value"] == pytest.approx(0, abs=0.1)
+    some = result(tokens=np.array([10, *[5] * 39]))
+    assert list(paired_differences([result()], [some], FEW)["likelihood"]["differences"]) == ["nats_per_sentence"]
 
 
 def test_pitfall_46_an_exact_cost_and_an_upper_bound_are_marked() -> None:
@@ -126,10 +130,11 @@ def test_pitfall_46_a_cost_that_leaves_the_length_out_is_compared_with_its_kind_
 
 
 def test_a_run_without_rows_is_shown_without_differences() -> None:
-    found = compare(result(), [Result("tracked", {"l2t.bleu": 10.0})], FEW)
+    found = compare(result(), [Result("tracked", {"l2t.bleu": 10.0, "nll.exact": 0.0})], FEW)
     assert found["paired"] == {}
     values = {line["metric"]: [value["value"] for value in line["values"]] for line in found["table"]}
     assert values == {"l2t.bleu": [None, 10.0], "nll.per_token": [2.0, None]}
+    assert [value["note"] for line in found["table"] for value in line["values"] if value["value"] is None] == ["", ""]
     assert compare(result(), [], FEW)["table"] == []
 
 

@@ -6,14 +6,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+from tests.inference.runs import BagEncoder, make
 
 from mm_ldlm.app.parameters import check_parameters
 from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.held_out import held_out
+from mm_ldlm.evaluation.config import (
+    BootstrapConfig,
+    EvaluationConfig,
+    GenerationConfig,
+    InversionConfig,
+    LikelihoodConfig,
+    SweepPoint,
+)
 from mm_ldlm.evaluation.suites import SUITES
 from mm_ldlm.evaluation.suites.base import Evaluation
 from mm_ldlm.inference.api import MMLDLM
+from mm_ldlm.sampling.registry import text_sampler
+from mm_ldlm.sampling.search import SearchConfig
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,34 @@ def run_of(finished: Path) -> Run:
               for path in (data / "07_model_output").glob("samples_*.parquet")}  # fmt: skip
     given = Evaluation(model, Dataset.open(data / "05_model_input" / "dataset"), {}, config["evaluation"], 0, config)
     return Run(given, data / "08_reporting", tables)
+
+
+@pytest.fixture
+def evaluation(write_dataset: Any, tmp_path: Path) -> Evaluation:
+    """What a suite reads of a small model: two samples for each of 12 held-out sentences and one of no sentence, and more
+    texts from noise than there are held-out sentences, of which one is empty.
+    """
+    texts = [f"w{i % 20} w{3 * i % 20}" + " w7" * (i % 3) + f" w{i // 20}" for i in range(40)]
+    splits = ["test" if i % 2 else "train" for i in range(40)]
+    dataset = write_dataset(tmp_path, texts, splits, latents=BagEncoder().encode(texts))
+    held, model = held_out(dataset, count=12, seed=0), make()
+    made = model.invert(held.latents, samples=2, temperature=1.0, length="sample", keep="all")
+    table = made.to_frame().assign(id=np.repeat(held.ids, 2), tokens=made.tokens, cosine=np.nan)
+    free = model.generate(24)
+    samples = {
+        "l2t": pd.concat([table, table[:1].assign(id=None)]),
+        "unconditional": pd.DataFrame({"text": [*free.texts[:-1], " "], "tokens": free.tokens}),
+    }
+    points = [
+        SweepPoint(label=kind, sampler=text_sampler(kind, steps=2, temperature=1.0)) for kind in ("random", "ancestral")
+    ]
+    points.append(SweepPoint(label="search", sampler=points[0].sampler, search=SearchConfig(candidates=2)))
+    config = EvaluationConfig(
+        inversion=InversionConfig(sweep=tuple(points), sweep_sentences=5, baseline_rows=7),
+        likelihood=LikelihoodConfig(sentences=4, draws=2), generation=GenerationConfig(self_bleu_texts=9),
+        bootstrap=BootstrapConfig(replicates=20),
+    )  # fmt: skip
+    return Evaluation(model, dataset, samples, config, seed=3)
 
 
 def parameters(project: Path) -> dict[str, Any]:

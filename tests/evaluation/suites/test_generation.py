@@ -13,10 +13,18 @@ from hypothesis import strategies as st
 from tests.evaluation.suites.conftest import Run
 
 from mm_ldlm.core import EvaluationError
+from mm_ldlm.data.held_out import held_out, texts_of_split
 from mm_ldlm.evaluation.config import GenerationConfig
 from mm_ldlm.evaluation.suites import flat_metrics, suites
-from mm_ldlm.evaluation.suites.base import score
-from mm_ldlm.evaluation.suites.generation import CausalModel, attested_bigrams, diversity, memorised, self_bleu
+from mm_ldlm.evaluation.suites.base import Evaluation, score
+from mm_ldlm.evaluation.suites.generation import (
+    CausalModel,
+    Generation,
+    attested_bigrams,
+    diversity,
+    memorised,
+    self_bleu,
+)
 
 rows = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=2, max_size=7)
 
@@ -79,6 +87,22 @@ def test_pitfall_26_generative_perplexity_comes_with_the_diversity_of_the_same_t
     for side in ("unconditional", "real"):
         names = ("perplexity", "entropy_sample", "distinct_2", "self_bleu")
         assert {f"{side}.{name}" for name in names} <= numbers.keys()
+
+
+@pytest.mark.parametrize(("count", "held"), [(24, 20), (12, 12)])
+def test_texts_that_are_not_empty_are_compared_with_as_many_held_out_ones_as_there_are(
+    count: int, held: int, evaluation: Evaluation
+) -> None:
+    table = evaluation.samples["unconditional"][-count:]
+    found, _ = Generation().evaluate(replace(evaluation, samples={"unconditional": table}))
+    real = held_out(evaluation.dataset, count=count, seed=3)
+    assert (found["texts"], found["empty"], len(real)) == (count, pytest.approx(1 / count), held)
+    for side, texts, rows in (
+        ("generated", table["text"][:-1], table["tokens"][:-1]), ("real", real.texts, real.tokens),
+    ):  # fmt: skip
+        attested = attested_bigrams([texts], texts_of_split(evaluation.dataset, "train"))[0]
+        assert found[side].pop("attested_bigrams")["value"] == pytest.approx(attested.mean())
+        assert found[side] == diversity([*rows], self_bleu_texts=9, seed=3)
 
 
 def test_a_causal_model_that_is_not_here_is_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:

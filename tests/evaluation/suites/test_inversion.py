@@ -12,13 +12,19 @@ import sacrebleu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
+from tests.inference.runs import make
 
-from mm_ldlm.data.held_out import read_sentences
+from mm_ldlm.data.held_out import read_sentences, rows_of_ids, sample_rows
 from mm_ldlm.evaluation.bootstrap import Bootstrap
+from mm_ldlm.evaluation.suites.base import Evaluation
 from mm_ldlm.evaluation.suites.inversion import (
+    Inversion,
     bag_of_words,
     bleu_of_counts,
     by_length,
+    exact_ratio,
+    memorisation,
+    reembedding_cosine,
     score_rows,
     summarise,
     sweep,
@@ -86,11 +92,12 @@ def test_token_f1_compares_sets_symmetrically(a: list[str], b: list[str]) -> Non
 
 
 def test_what_the_tokenizer_discards_counts_as_written_only() -> None:
-    same = [([0, 1, 2], [0, 1, 2]), ([4, 1], [4, 1])]
-    found = summarise(table(same, written=["The cat sat", "a cat"], cosine=np.array([0.5, 1.0])), FEW)
+    same = [([0, 1, 2, 3, 4], [0, 1, 2, 3, 4]), ([4, 1], [4, 1])]
+    found = summarise(table(same, written=["The cat sat on a", "a cat"], cosine=np.array([0.5, 1.0])), FEW)
     kinds = ("exact_match", "exact_match_as_written", "exact_match_up_to_case")
     assert [found[kind]["value"] for kind in kinds] == [1.0, 0.5, 1.0]
     assert found["token_set_f1_as_written"]["value"] < found["token_set_f1"]["value"] == 1
+    assert found["bleu_as_written"]["value"] < found["bleu"]["value"]
     assert found["cosine"]["value"] == 0.75
     assert "cosine" not in summarise(table(same), FEW)
 
@@ -106,14 +113,39 @@ def test_every_sentence_is_in_one_bucket_of_length(texts: list[list[int]]) -> No
     assert [line["rows"] for line in lines] == [sum(low <= len(text) <= high for text in texts) for low, high in ends]
 
 
-def test_equal_points_of_a_sweep_have_equal_numbers(run: Any) -> None:
-    inversion = run.given.config.inversion
-    equal = replace(inversion, sweep=(inversion.sweep[0], replace(inversion.sweep[0], label="again")))
-    one, other = sweep(
-        read_sentences(run.given.dataset, np.arange(5)),
-        replace(run.given, config=replace(run.given.config, inversion=equal)),
-    )
-    assert one["cosine"] == other["cosine"]
+def test_the_numbers_are_those_of_the_sentences_that_the_seed_draws(evaluation: Evaluation) -> None:
+    given, model, dataset = evaluation, evaluation.model, evaluation.dataset
+    found, rows = Inversion().evaluate(given)
+    best = given.samples["l2t"][given.samples["l2t"]["best"]].dropna(subset="id")
+    assert rows["id"].tolist() == best["id"].tolist()
+    held = read_sentences(dataset, rows_of_ids(dataset, best["id"].tolist()))
+    assert rows["cosine"].tolist() == pytest.approx((model.encode(best["text"].tolist()) * held.latents).sum(axis=1))
+    part = held.some(5, seed=3)
+    for line, point in zip(found["sweep"], given.config.inversion.sweep, strict=True):
+        made = model.invert(part.latents, sampler=point.sampler, search=point.search, seed=3)
+        assert line["model_calls"] == made.model_calls.mean()
+        assert line["cosine"]["value"] == pytest.approx((model.encode(made.texts) * part.latents).sum(axis=1).mean())
+        assert line["reference"] == "search"
+    train = dataset.values("latents")[sample_rows(dataset.rows("train"), 7, seed=3)]
+    nearest = found["baselines"]["nearest_training_sentence"]["metrics"]["cosine"]["value"]
+    assert nearest == pytest.approx((held.latents @ train.T).max(axis=1).mean())
+    alone = replace(given, model=make(encoder=None))
+    assert [(line["label"], line["reference"]) for line in sweep(part, alone)] == [
+        ("random", "ancestral"), ("ancestral", "ancestral")
+    ]  # fmt: skip
+
+
+def test_few_exact_matches_have_no_ratio_and_wrong_outputs_are_memorised_by_themselves() -> None:
+    hits = pd.DataFrame({"exact": [True] * 7 + [False] * 3})
+    assert exact_ratio(hits, hits, FEW) is None
+    found = memorisation(["a", "b", "c"], ["a", "x", "c"], ["B", "c"])
+    assert found == pytest.approx({"outputs": 2 / 3, "wrong_outputs": 1, "wrong": 1, "references": 1 / 3})
+
+
+def test_an_empty_output_has_no_cosine() -> None:
+    encode = lambda texts, *, too_long: np.eye(3)[["abc".index(text) for text in texts]]  # noqa: E731
+    model = SimpleNamespace(no_encoder=None, encode=encode)
+    assert reembedding_cosine(model, ["", "b", "b", "c"], np.eye(3)[[0, 1, 0, 2]]).tolist() == [0, 1, 0, 1]
 
 
 def test_the_bag_of_words_recovers_words_that_the_latent_contains_linearly() -> None:

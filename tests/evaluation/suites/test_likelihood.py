@@ -13,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_ldlm.core import EvaluationError
+from mm_ldlm.data.held_out import held_out
 from mm_ldlm.evaluation.config import TextFile
+from mm_ldlm.evaluation.suites.base import Evaluation
 from mm_ldlm.evaluation.suites.likelihood import (
+    Likelihood,
     _zero_shot,
     by_noise_level,
     latent_bits,
@@ -48,6 +51,9 @@ def test_the_rate_weighs_sentences_by_their_tokens(sentences: list[tuple[float, 
     repeated = per_token(nll * 4, length * 4)
     assert repeated["value"] == pytest.approx(found["value"])
     assert repeated["standard_error"] <= found["standard_error"] + 1e-9 or len(nll) == 1
+    if len(nll) > 1:  # of the ratio estimator
+        error = np.std(np.array(nll) - found["value"] * np.array(length), ddof=1) * len(nll) ** 0.5 / sum(length)
+        assert found["standard_error"] == pytest.approx(error, abs=1e-9)
     json.dumps([found, mean(nll)], allow_nan=False)
 
 
@@ -100,21 +106,37 @@ def test_a_cost_that_is_not_finite_is_refused(refuses: Callable[..., Any]) -> No
 
 
 def test_other_texts_are_scored_up_to_the_length_that_the_model_reads(tmp_path: Path) -> None:
-    (tmp_path / "texts.txt").write_text("a\na b\na b c\n")
+    (tmp_path / "texts.txt").write_text("a\na ?\na b c\n? ?\n")
     source, asked = TextFile(name="other", path=str(tmp_path / "texts.txt")), list[Any]()
-    words: Any = SimpleNamespace(encode=lambda lines: [[1] * len(line.split()) for line in lines], unk_id=0)
+    ids_of = lambda lines: [[int(word != "?") for word in line.split()] for line in lines]  # noqa: E731
+    words: Any = SimpleNamespace(encode=ids_of, unk_id=0)
 
     def cost(texts: list[str], *, ids: Any, latents: Any) -> Scores:
-        asked.extend(texts)
+        assert ids == ids_of(texts)
+        asked.append((texts, latents))
         return scores(count=len(texts))
 
     model = SimpleNamespace(tokenizer=words, max_length=2, no_encoder="no encoder")  # nothing embeds these texts
-    found = _zero_shot(model, source, cost, ["unconditional", "given_latent"], None)
+    found = _zero_shot(model, source, cost, both := ["unconditional", "given_latent"], None)
     assert "given_latent" not in found
-    assert (asked, found["sentences"], found["outside_length"]) == (["a", "a b"], 2, 1)
+    assert (asked, found["sentences"], found["outside_length"]) == ([(["a", "a ?", "? ?"], None)], 3, 1)
+    assert found["unknown_fraction"] == 3 / 5
+    bits = scores(count=3).nll.sum() / np.log(2) / len("aa ?? ?")
+    assert found["unconditional"]["bits_per_character"]["value"] == pytest.approx(bits)
     first = TextFile(name="other", path=str(tmp_path / "texts.txt"), limit=1)
-    found = _zero_shot(model, first, cost, ["unconditional"], None)
+    model.no_encoder, model.encode = None, lambda texts, *, too_long: (texts, too_long)
+    found = _zero_shot(model, first, cost, both, None)
     assert (found["sentences"], found["outside_length"]) == (1, 1)
+    assert asked[1:] == [(["a"], None), (["a"], (["a"], "truncate"))]
+
+
+def test_the_costs_are_those_of_the_sentences_that_the_seed_draws(evaluation: Evaluation) -> None:
+    _, rows = Likelihood().evaluate(evaluation)
+    held = held_out(evaluation.dataset, count=4, seed=3)
+    assert rows["id"].tolist() == [*held.ids]
+    for column, latents in (("nll", None), ("nll_given_latent", held.latents)):
+        again = evaluation.model.score(held.texts, ids=held.tokens, latents=latents, draws=2, seed=3)
+        assert rows[column].tolist() == pytest.approx(again.nll)
 
 
 @pytest.mark.parametrize("name", ["texts.txt", "texts.txt.gz"])
