@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from mm_ldlm.core import (
     Registry,
     config,
     contributed,
+    foreign_code,
     parse,
     parse_kind,
     registered,
@@ -80,7 +82,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     info = tmp_path / "shapes_of_a_test-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: shapes_of_a_test\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[mm_ldlm.shapes]\nround = shapes_of_a_test:Circle\n")
+    (info / "entry_points.txt").write_text(
+        "[mm_ldlm.shapes]\nround = shapes_of_a_test:Circle\ncircle = broken_of_a_test:Circle\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     registered.cache_clear()
     yield tmp_path
@@ -127,6 +131,11 @@ def test_a_kind_is_found_by_name_entry_point_and_import_path() -> None:
 def test_what_is_no_kind_is_refused_by_its_path(refuses: Refuses, value: Any, named: tuple[str, ...]) -> None:
     with refuses(ConfigurationError, *named):
         parse(Drawing, {"one": value}, at="drawing")
+
+
+def test_a_termination_passes_the_code_of_another_package() -> None:
+    with pytest.raises(SystemExit), foreign_code(ConfigurationError):
+        raise SystemExit(128 + signal.SIGTERM)
 
 
 def test_a_configuration_of_another_group_is_refused() -> None:

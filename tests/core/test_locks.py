@@ -106,11 +106,13 @@ def test_a_folder_that_cannot_be_written_to_can_be_read(tmp_path: Path, monkeypa
 
 def test_the_holder_that_lives_is_named_before_those_that_ended(tmp_path: Path) -> None:
     path = tmp_path / ".data.lock"
-    with lock.take(path, "read"):
-        living = json.loads(path.read_text(encoding="utf-8"))
+    with lock.take(path, "read"), lock.take(path, "read"):
+        living, _ = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     path.write_text(f"{json.dumps(living)}\n{json.dumps({**living, 'pid': ended.pid})}\n", encoding="utf-8")
     assert f"process {os.getpid()}, since" in lock.holder(path)
+    path.write_text(f"{json.dumps(living)}\n{json.dumps({**living, 'host': 'elsewhere'})}\n", encoding="utf-8")
+    assert "on elsewhere, since" in lock.holder(path), "the last one of those that may live"
     path.write_text(f"{json.dumps({**living, 'pid': ended.pid})}\n", encoding="utf-8")
     assert lock.holder(path) == "another process"

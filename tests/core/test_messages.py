@@ -49,6 +49,7 @@ def test_any_value_is_shown_on_one_short_printable_line(value: Any) -> None:
 def test_large_and_odd_values_are_shown_too() -> None:
     for value in ("a" * 10**7, list(range(10**6)), Odd(), {"x": ["y" * 10**6] * 10**5}, 10**5000):
         assert len(show(value)) <= errors.LONGEST + 3
+    assert [show(value)[-4:] for value in (dict.fromkeys(range(99)), [1] * 99)] == ["...}", "...]"]
 
 
 def test_any_exception_is_one_short_line() -> None:
@@ -91,6 +92,7 @@ def test_many_problems_are_at_most_three_lines(problems: list[str]) -> None:
     lines = summarise(problems).split("\n")
     assert len(lines) <= 3
     assert lines[0] == errors.shorten(problems[0])
+    assert len(problems) <= 3 or lines[2].startswith(f"and {len(problems) - 2} more: ")
     assert len(summarise([problem * 5000 for problem in problems])) < 2000
 
 

@@ -21,17 +21,24 @@ from mm_ldlm.evaluation.bootstrap import (
     mean_of_counts,
     ratio_of_counts,
     reliability,
+    weighted_pearson,
 )
 
 FEW = Bootstrap(200)
 
 
-@given(name=st.sampled_from(["ratio", "mean"]), items=st.integers(5, 40), seed=st.integers(0, 50))
+STATISTICS: dict[str, tuple[Callable[..., Statistic], Callable[..., float]]] = {
+    "ratio": (ratio_of_counts, lambda x, y: x.sum() / y.sum()),
+    "mean": (lambda x, y: mean_of_counts(x), lambda x, y: x.mean()),
+    "pearson": (
+        lambda x, y: lambda counts: weighted_pearson(x[None], y[None], counts), lambda x, y: np.corrcoef(x, y)[0, 1]
+    ),
+}  # fmt: skip
+
+
+@given(name=st.sampled_from(sorted(STATISTICS)), items=st.integers(5, 40), seed=st.integers(0, 50))
 def test_a_statistic_of_counts_is_that_of_the_repeated_items(name: str, items: int, seed: int) -> None:
-    if name == "ratio":
-        repeats(ratio_of_counts, lambda x, y: x.sum() / y.sum(), items, seed)
-    else:
-        repeats(lambda x, y: mean_of_counts(x), lambda x, y: x.mean(), items, seed)
+    repeats(*STATISTICS[name], items, seed)
 
 
 def repeats(
@@ -129,6 +136,7 @@ def test_holms_correction_is_closed_testing_by_bonferroni(p_values: list[float])
 def test_few_pairs_have_no_verdict(items: int) -> None:
     found = FEW.difference([mean_of_counts(np.zeros(items))], [mean_of_counts(np.ones(items))], items)
     assert (found["verdict"] == "too few") is (found["p"] is None) is (items < FEWEST_PAIRS)
+    assert [FEW.of_runs([mean_of_counts(np.full(items, each))] * 2, items)[1] for each in (0, 1)] == [1, 0]
 
 
 def test_a_statistic_that_is_undefined_on_a_resample_has_no_interval(refuses: Callable[..., Any]) -> None:
