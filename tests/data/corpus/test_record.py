@@ -12,6 +12,7 @@ from mm_ldlm.data.corpus.record import (
     META_DEPTH,
     comparison_form,
     described_by,
+    group_of,
     is_storable,
     label_text,
     meta_text,
@@ -88,6 +89,7 @@ def test_meta_is_json_of_bounded_depth() -> None:
         meta_text({(1, 2): 3})  # type: ignore[dict-item]
     assert described_by(meta_text({"describes": {"file": "a.png", "digest": "d"}})) == "d"
     assert described_by(meta_text({"describes": "another column of this name"})) is None
+    assert group_of(meta_text({"piece_of": "document", "split_group": "author"})) == "author"
 
 
 @given(st.text())

@@ -35,7 +35,7 @@ NUMBER = st.floats(-(2.0**100), 2.0**100, width=32)
 @given(
     st.lists(NUMBER, min_size=3, max_size=3),
     st.sampled_from(["[{}]", " ({}) ", "{{{}}}"]),
-    st.sampled_from([", ", " "]),
+    st.sampled_from([", ", " ", "\n  "]),
 )
 def test_a_list_an_array_and_a_text_are_the_same_vector(values: list[float], brackets: str, separator: str) -> None:
     store = VectorStore(3, Path())
@@ -53,6 +53,8 @@ def test_any_other_cell_is_refused_or_is_a_finite_vector(cell: Any) -> None:
         found = VectorStore(3, Path()).accept(cell)
         assert found.shape == (3,)
         assert np.isfinite(found).all()
+    with pytest.raises(Unusable):
+        VectorStore(3, Path()).accept("[1_0, 2, 3]")
 
 
 # -- latents -----------------------------------------------------------------------------------------------------------
