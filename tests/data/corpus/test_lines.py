@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from tests.data.corpus.examples import read, reasons, texts
+from tests.data.corpus.examples import read, read_raw, reasons, texts
 
 from mm_ldlm.core import ConfigurationError, SourceError
 from mm_ldlm.data.corpus.sources import BadRow
@@ -45,6 +45,8 @@ def test_a_line_is_bounded_and_its_neighbours_are_read(tmp_path: Path, monkeypat
     assert texts(found) == ["fine", "y" * 10]
     assert reasons(found) == ["oversized", "nul", "encoding", "oversized"]
     assert [row.line for row in found] == [1, 2, 3, 4, 5, 6]
+    for raw, place in ((b"\xef\xbb\xbfa\xff", 4), (b"\xef\xbb\xbfab\nc\0", 7)):
+        assert f"byte {place} of the file" in read_raw("text", raw)[-1].detail  # type: ignore[union-attr]
 
 
 def test_a_document_is_one_row(tmp_path: Path) -> None:
