@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from tests.data.corpus.examples import read, read_raw, reasons, texts
+from tests.data.corpus.examples import described, read, read_raw, reasons, texts
 
 from mm_ldlm.core import ConfigurationError, SourceError
 from mm_ldlm.data.corpus.sources import BadRow
@@ -49,10 +49,11 @@ def test_a_line_is_bounded_and_its_neighbours_are_read(tmp_path: Path, monkeypat
         assert f"byte {place} of the file" in read_raw("text", raw)[-1].detail  # type: ignore[union-attr]
 
 
-def test_a_document_is_one_row(tmp_path: Path) -> None:
-    for name, raw in (("a", RAW), ("b", b""), ("c", b"x" * 200), ("d", b"\xff\n")):
+def test_a_document_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BUFFER", 16)  # a piece of the long one ends with a line
+    for name, raw in (("a", RAW), ("b", b""), ("c", (b"x" * 15 + b"\n") * 13), ("d", b"\xff\n")):
         (tmp_path / name).write_bytes(raw)
-    found = read(keys(tmp_path / "*", unit="file"), max_row_bytes=100)
+    found = read(keys(tmp_path / "*", unit="file"), max_row_bytes=95)
     assert texts(found) == [RAW.decode(), ""]
     assert reasons(found) == ["oversized", "encoding"]
 
@@ -96,9 +97,12 @@ def test_a_line_has_the_vector_of_its_number(tmp_path: Path, vectors: str, monke
     np.save(tmp_path / "a.npy", array)
     found = read(keys(tmp_path / "a.txt", vectors=vectors))
     assert np.array_equal([row.vector for row in found], array)  # type: ignore[union-attr]
-    np.save(tmp_path / "a.npy", array[:4])
-    with pytest.raises(SourceError, match="5 lines"):
-        read(keys(tmp_path / "a.txt", vectors=vectors))
+    known = described(keys(tmp_path / "a.txt", vectors=vectors))
+    for wrong in (array[:4], np.ones((6, 3), np.float32)):
+        np.save(tmp_path / "a.npy", wrong)
+        assert described(keys(tmp_path / "a.txt", vectors=vectors)) != known
+        with pytest.raises(SourceError, match="5 lines"):
+            read(keys(tmp_path / "a.txt", vectors=vectors))
     if vectors != "beside":
         (tmp_path / "b.txt").write_bytes(RAW)
         with pytest.raises(SourceError, match="beside"):
