@@ -11,6 +11,7 @@ import pytest
 from tests.data.corpus.examples import Ingested, ingested, jsonl
 
 from mm_ldlm.core import FingerprintError, StoreError, parse
+from mm_ldlm.data.corpus import tokens as module
 from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
 from mm_ldlm.data.corpus.tokens import build_tokenizer, ingestion_report, tokenize_records
 from mm_ldlm.data.store import ShardStore
@@ -24,6 +25,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Ingested:
     folder = tmp_path_factory.mktemp("records")
     source = {"kind": "jsonl", **jsonl(folder, [{"text": text} for text in TEXTS])}
     return ingested(folder, source, tokens=KEYS, shard_rows=8, splits={"validation": 0.3, "test": 0.2})
+
+
+@pytest.fixture(autouse=True)
+def several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BATCH", 5)
 
 
 def limits(**keys: Any) -> TokenizerConfig:
@@ -62,12 +68,15 @@ def test_row_i_has_the_tokens_of_record_i_and_the_counts_add_up(
     }
 
 
-def test_a_reduced_vocabulary_has_the_tokens_of_training_texts(made: Ingested) -> None:
+def test_a_reduced_vocabulary_has_the_tokens_of_training_texts(made: Ingested, tmp_path: Path) -> None:
     tokenizer = build_tokenizer(made.records, limits())
     train = [row["text"] for row in made.rows if row["split"] == "train"]
     used = {index for ids in tokenizer.encode(train) for index in ids[:5]}
     assert used | {tokenizer.pad_id, tokenizer.mask_id, tokenizer.unk_id} == set(range(tokenizer.vocab_size))
     assert build_tokenizer(made.records, limits(reduce_vocabulary=False)).vocab_size == 30_522
+    source = {"kind": "jsonl", "pair_column": "pair", **jsonl(tmp_path, [{"text": "the cat", "pair": "a dog"}])}
+    tokenizer = build_tokenizer(ingested(tmp_path, source, splits={"test": 0, "validation": 0}).records, limits())
+    assert tokenizer.unk_id not in tokenizer.encode(["a dog"])[0]
 
 
 def test_pitfall_22_a_killed_run_continues_and_ends_with_the_same_bytes(
