@@ -12,7 +12,7 @@ from tests.evaluation.suites.conftest import Run
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.suites import SUITES, flat_metrics, suites
-from mm_ldlm.evaluation.suites.base import plain, score
+from mm_ldlm.evaluation.suites.base import score
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
@@ -81,10 +81,3 @@ def test_all_suites_share_no_key_and_no_figure(run: Run) -> None:
 
 def test_the_seconds_of_a_report_that_is_still_written_are_left_out() -> None:
     assert flat_metrics({}, {"training": 3, "reporting": 1}) == {"seconds.training": 3.0}
-
-
-def test_values_become_plain_json() -> None:
-    import numpy as np
-
-    found = plain({1: np.float32(0.5), "a": (np.arange(2), {"b": np.True_}), "c": None})
-    assert found == {"1": 0.5, "a": [[0, 1], {"b": True}], "c": None}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.data.corpus import examples
@@ -140,11 +141,11 @@ def test_a_delimiter_that_may_be_one_of_two_is_refused_with_the_line_that_works(
 
 def test_the_format_of_a_table_follows_from_its_name(tmp_path: Path) -> None:
     (tmp_path / "a.TSV").write_text("text\tv\ntab, separated\t[1]\n")
-    (tmp_path / "a.ndjson").write_text('{"text": "json", "v": [1]}\n')
+    (tmp_path / "a.ndjson.zst").write_bytes(zstandard.compress(b'{"text": "json", "v": [1]}\n'))
     (tmp_path / "a.txt").write_text("a line\n")
     np.save(tmp_path / "a.npy", np.ones((1, 1)))
     written("csv", tmp_path, [{"text": "quoted", "v": "[1]"}])
-    names = ["a.TSV", "a.ndjson", "a.txt", "rows.csv"]
+    names = ["a.TSV", "a.ndjson.zst", "a.txt", "rows.csv"]
     keys = {"kind": "table", "vector_column": "v", "path": [str(tmp_path / name) for name in names]}
     found = read(keys)
     assert texts(found) == ["tab, separated", "json", "a line", "quoted"]
@@ -161,6 +162,8 @@ def test_an_option_of_a_table_is_followed_or_refused(tmp_path: Path, refuses: Ca
     keys = {"kind": "table", "path": str(tmp_path / "a.txt"), "columns": ["one"]}
     (row,) = read({**keys, "label_column": "topic"})
     assert (row.text, row.meta["label"]) == ("a, b", "c")  # type: ignore[union-attr]
+    (tmp_path / "b.tsv").write_text("one;topic\na\tb;c\n")
+    assert texts(read({**keys, "path": str(tmp_path / "b.tsv"), "delimiter": ";"})) == ["a\tb"]
     with refuses(SourceError, "columns", "group_column"):
         read({**keys, "vector_column": "v", "group_column": "topic"})
     with refuses(SourceError, "rows.jsonl", "header"):
