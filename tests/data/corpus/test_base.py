@@ -32,6 +32,7 @@ def test_columns_of_texts_become_rows_of_their_own(kind: str, tmp_path: Path) ->
     rows = rows_of(kind, tmp_path, columns=["other", "text"], meta_columns=["n"])
     assert [row.text for row in rows] == ["eins", "one", "zwei", "two", "drei", "three"]
     assert [row.meta for row in rows] == [{"n": str(number)} for number in (5, 5, 6, 6, 7, 7)]
+    assert len({row.group for row in rows}) == 3
 
 
 @pytest.mark.parametrize("kind", TABULAR)
