@@ -63,6 +63,8 @@ def test_missing_and_odd_columns_are_bad_rows_that_name_the_columns(tmp_path: Pa
     assert reasons(read({**keys, "label_column": "label"}))[-1] == "no_label"
     found = read(keys)
     assert (reasons(found), texts(found)) == (["wrong_type"], ["good"])
+    numbered = {**written("jsonl", tmp_path / "b", [{"text": "good", "label": 3}]), "meta_columns": ["absent"]}
+    assert texts(read({**numbered, "label_column": "label", "labels": ["3"]})) == ["good"]
     found = read({**keys, "columns": ["txet"]})
     assert reasons(found) == ["missing_column"] * 2
     assert "text" in found[0].detail  # type: ignore[union-attr]
