@@ -9,6 +9,7 @@ import pytest
 from tests.data.corpus.examples import jsonl, text
 
 from mm_ldlm.core import ConfigurationError, parse
+from mm_ldlm.data.corpus import wrapping as module
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, WrapConfig
 from mm_ldlm.data.corpus.tokens import build_tokenizer, tokenize_records
@@ -35,9 +36,11 @@ def made(folder: Path, tokens: TokenizerConfig) -> tuple[ShardStore, dict[str, A
     ]
     splits = {"validation": 0.3, "test": 0.2}
     config = parse(IngestionConfig, {"sources": sources, "shard_rows": 8, "splits": splits}, at="ingestion")
-    records, _, report = ingest_wrapped(
-        config, tokens, seed=0, workspace=folder / "records", quarantine=folder / "quarantine"
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BATCH", 3)
+        records, _, report = ingest_wrapped(
+            config, tokens, seed=0, workspace=folder / "records", quarantine=folder / "quarantine"
+        )
     records.write(folder / "records")
     return ShardStore.open(folder / "records"), report
 
@@ -63,6 +66,8 @@ def test_the_texts_have_every_token_of_the_documents_in_order(tmp_path: Path, wr
         assert found == expected[: len(found)]
         assert len(expected) - len(found) < 11
         assert wrapped(texts, tokenizer, parse(WrapConfig, wrap, at="wrap"), length=11)[1] == joined
+    splits = records.gather("split", slice(None)).to_pylist()
+    assert report["wrapped"]["rows"] == {split: splits.count(split) for split in ("train", "validation", "test")}
     assert report["wrapped"]["rest"] == sum(
         len(ids) + bool(wrap) for ids in tokenizer.encode([row["text"] for row in documents])
     ) - sum(11 - len(first) - len(last) for _ in rows)
@@ -94,7 +99,8 @@ def test_finished_records_of_other_sources_are_not_replaced(tmp_path: Path, refu
     with refuses(ConfigurationError, "ingestion.replace"):
         made(tmp_path, tokens)
     (tmp_path / "records" / "manifest.json").unlink()
-    assert made(tmp_path, tokens)[0].manifest == made(tmp_path, tokens)[0].manifest
+    assert (first := made(tmp_path, tokens)[0].manifest) == made(tmp_path, tokens)[0].manifest
+    assert made(tmp_path, limits({}, max_length=7))[0].manifest.rows > first.rows
 
 
 def test_characters_are_the_bytes_of_a_corpus_that_occur_in_it(tmp_path: Path) -> None:
