@@ -93,7 +93,8 @@ def _write_dataset(
     tokens = [row[:max_length] for row in tokenizer.encode(texts)]
     lengths = [len(row) for row in tokens]
     count = len(texts)
-    record = {"id": names, "text": list(texts), "source": ["s"] * count, "split": list(splits), "meta": [None] * count}
+    sources = [f"source {row % 3}" for row in range(count)]
+    record = {"id": names, "text": list(texts), "source": sources, "split": list(splits), "meta": [None] * count}
     tables: dict[str, tuple[Any, dict[str, Any], str]] = {
         "records": (RECORD_SCHEMA, record, "records"),
         "tokens": (TOKEN_SCHEMA, {"id": names, "input_ids": tokens, "length": lengths}, "tokens"),

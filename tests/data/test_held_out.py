@@ -37,6 +37,7 @@ def test_sentences_have_their_own_texts_tokens_and_latents(
         assert rows == sorted({*rows})
         assert all(SPLITS[row] == "test" for row in rows)
         np.testing.assert_array_equal(each.latents, LATENTS[rows])
+        assert [*each.sources] == [f"source {row % 3}" for row in rows]
         assert [list(ids) for ids in each.tokens] == dataset.tokenizer.encode(list(each.texts))
         assert rows_of_ids(dataset, each.ids).tolist() == rows
     assert len(found.some(some, seed=seed)) == min(some, len(found))

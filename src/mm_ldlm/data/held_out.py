@@ -88,9 +88,8 @@ def split_rows(dataset: Dataset, split: str) -> Rows:
 
 def sample_rows(rows: Rows, count: int, *, seed: int) -> Rows:
     """Draw at most `count` of the rows without replacement, ascending."""
-    if len(rows) <= count:
-        return np.sort(rows)
-    return np.sort(np.random.default_rng([seed, 0x4E1D]).choice(rows, size=count, replace=False))
+    size = min(count, len(rows))
+    return np.sort(np.random.default_rng([seed, 0x4E1D]).choice(rows, size=size, replace=False))
 
 
 def read_sentences(dataset: Dataset, rows: Rows) -> Sentences:
