@@ -76,15 +76,6 @@ def test_pitfall_14_a_held_out_sentence_is_a_new_combination_of_training_words(c
     assert all(words(s.text) <= known for s in small)
 
 
-def test_sentences_are_written_as_in_english(corpus: list[StarterSentence]) -> None:
-    for s in corpus[::7]:
-        for article, following in re.findall(r"\b([Aa]n?) ([a-z]+)", s.text):
-            assert (article.lower() == "an") == (following[0] in "aeiou"), s.text
-        assert re.fullmatch(r"[A-Z][A-Za-z', ]*[a-z][.?]", s.text), s.text
-        assert s.text.endswith("?") == s.shape.startswith("question"), s.text
-        assert "  " not in s.text
-
-
 def test_more_sentences_than_the_grammar_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mm_ldlm.extras.starter.corpus.generate._ATTEMPTS_PER_SENTENCE", 5)
     with pytest.raises(SourceError, match="40 were asked for"):
@@ -99,24 +90,6 @@ def test_pairs_of_sentences_are_labelled_by_their_numbers_of_words() -> None:
     for row in rows:
         difference = len(row.text.split()) - len(str(row.pair).split())
         assert row.meta["label"] == ("similar" if abs(difference) <= 1 else "first" if difference > 0 else "second")
-
-
-def test_graded_pairs_share_less_where_more_was_changed(corpus: list[StarterSentence]) -> None:
-    pairs = generate_starter_sts(seed=0)
-    assert Counter(p.score for p in pairs) == dict.fromkeys((0.0, 1.0, 2.0, 3.0, 4.0, 5.0), 80)
-    assert len({frozenset((p.sentence1, p.sentence2)) for p in pairs}) == len(pairs)
-    assert pairs[:30] == generate_starter_sts(seed=0, num_pairs=30) != generate_starter_sts(seed=1, num_pairs=30)
-    function_words, shared = {"was", "were", "by", "the", "a", "an", "some", "and", "while"}, dict[float, list[float]]()
-    for p in pairs:
-        first, second = (words(text) - function_words for text in (p.sentence1, p.sentence2))
-        shared.setdefault(p.score, []).append(len(first & second) / len(first | second))
-    unrelated, topic, *graded = [sum(values) / len(values) for _, values in sorted(shared.items())]
-    assert max(unrelated, topic) < 0.1 < graded[0]  # the same topic shares meaning, not words
-    assert graded == sorted(graded)
-    train = [s.text for s in corpus if s.split == "train"]
-    told = {text for p in pairs for text in (p.sentence1, p.sentence2)}
-    assert not told & set(train)
-    assert set().union(*map(words, told)) <= set().union(*map(words, train))
 
 
 @pytest.mark.parametrize("shape", ["animal", "question_who", "request"])
