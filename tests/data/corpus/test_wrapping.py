@@ -37,7 +37,7 @@ def made(folder: Path, tokens: TokenizerConfig) -> tuple[ShardStore, dict[str, A
     splits = {"validation": 0.3, "test": 0.2}
     config = parse(IngestionConfig, {"sources": sources, "shard_rows": 8, "splits": splits}, at="ingestion")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_BATCH", 3)
+        patch.setattr(module, "_BATCH", 7)
         records, _, report = ingest_wrapped(
             config, tokens, seed=0, workspace=folder / "records", quarantine=folder / "quarantine"
         )
