@@ -298,7 +298,6 @@ def spectrum(vectors_nd: npt.NDArray[Any]) -> tuple[Matrix, float]:
 
 
 def _pieces(column: FixedColumn, rows: npt.NDArray[np.int64]) -> Iterator[Matrix]:
-    rows = np.sort(rows)
     for start in range(0, len(rows), _READ_ROWS):
         piece = column.take(rows[start : start + _READ_ROWS]).astype(np.float64)
         if not np.isfinite(piece).all():
