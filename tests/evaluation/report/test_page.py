@@ -150,7 +150,7 @@ def test_parameters_are_those_of_the_last_session() -> None:
 
 def test_events_are_lines_without_previews() -> None:
     events = [
-        {"event": "preview", "step": 1, "text": "x"},
+        *[{"event": "preview", "step": 1, "text": "x"}] * page.MOST_EVENTS,
         {"event": "end", "step": 2, "time": 1, "checks": ["a", "b"]},
     ]
     (line,) = page.event_lines(events)
