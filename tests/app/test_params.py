@@ -50,6 +50,7 @@ def test_any_text_becomes_parameters_or_one_refusal(text: str) -> None:
         ("a={b: 1},a.c=2", {"a": {"b": 1, "c": 2}}), ("a=1,a=2", {"a": 2}), ("a={b: 1},a.b=2", {"a": {"b": 2}}),
         ("a=null,b=true", {"a": None, "b": True}),
         ("t=[it's, so]", {"t": ["it's", "so"]}), ("d=2026-01-01", {"d": "2026-01-01"}), ("t=x[1]", {"t": "x[1]"}),
+        ("a=x],,b=1,", {"a": "x]", "b": 1}),
     ],
 )  # fmt: skip
 def test_documented_forms_are_read(text: str, expected: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from tests.inference.runs import LATENTS
 
 from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.inference.results import Texts
+from mm_ldlm.inference.traces import _fixed
 from mm_ldlm.sampling.search import SearchConfig
 
 REQUESTS: dict[str, Callable[[MMLDLM], Texts]] = {
@@ -60,3 +62,11 @@ def test_the_cosines_of_a_trace_are_those_of_its_texts(name: str, model: MMLDLM)
             if step.tried:
                 assert step.cosine == pytest.approx(max([before.cosine, *step.tried]), abs=1e-6), "the nearest is kept"
                 assert (step.accepted is None) is (step.words == before.words)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [([1, 1], [1, 1, 1], (3, 4, 7)), ([1, 2], [1, 9], (3, 0)), ([1, 9], [2, 9], (7, 0))],
+)
+def test_the_last_change_of_a_repeated_word_and_of_a_masked_one(before: Any, after: Any, expected: Any) -> None:
+    assert _fixed(before, after, (3, 4), 7, mask_id=9) == expected

@@ -143,8 +143,9 @@ def test_few_exact_matches_have_no_ratio_and_wrong_outputs_are_memorised_by_them
 
 
 def test_an_empty_output_has_no_cosine() -> None:
-    encode = lambda texts, *, too_long: np.eye(3)[["abc".index(text) for text in texts]]  # noqa: E731
-    model = SimpleNamespace(no_encoder=None, encode=encode)
+    model = SimpleNamespace(
+        no_encoder=None, encode=lambda texts, *, too_long: np.eye(3)[["abc".index(text) for text in texts]]
+    )
     assert reembedding_cosine(model, ["", "b", "b", "c"], np.eye(3)[[0, 1, 0, 2]]).tolist() == [0, 1, 0, 1]
 
 

@@ -63,11 +63,11 @@ def test_a_text_counts_only_if_its_whole_rest_is_right(monkeypatch: pytest.Monke
     """Token 9 is the mark; the model writes the first text right, the second half right, and the third too short."""
     texts = (1, 2, 9, 3, 4), (1, 9, 5, 6), (9, 7, 7)
     held = Sentences(ids=("a", "b", "c"), texts=("",) * 3, sources=("",) * 3, tokens=texts, latents_nd=None)
-    monkeypatch.setattr(suite, "held_out", lambda *_, **__: held)
+    monkeypatch.setattr(suite, "held_out", lambda _, *, count, seed: {(500, 3): held}[count, seed])
     asked: list[Any] = []
 
     def write(canvases: Any, **how: Any) -> Written:
-        asked.extend(canvases)
+        asked.extend({"confidence": canvases}[how["sampler"].kind])
         return Written(tokens=[texts[0], (1, 9, 5, 5), (9, 7)], model_calls=np.array([2, 3, 4]))
 
     given: Any = SimpleNamespace(
@@ -77,8 +77,8 @@ def test_a_text_counts_only_if_its_whole_rest_is_right(monkeypatch: pytest.Monke
             writer=SimpleNamespace(write=write),
             text_sampler=lambda *_: None,
         ),
-        dataset=None, seed=0, bootstrap=Bootstrap(20, 0.95, 0),
-        sections={"completion": parse(CompletionConfig, {"after": "="}, at="completion")},
+        dataset=None, seed=3, bootstrap=Bootstrap(20, 0.95, 0),
+        sections={"completion": parse(CompletionConfig, {"after": "=", "sampler": {"kind": "confidence"}}, at="completion")},
     )  # fmt: skip
     metrics, rows = suite.Completion().evaluate(given)
     assert asked == [[1, 2, 9, 0, 0], [1, 9, 0, 0], [9, 0, 0]]
