@@ -17,7 +17,6 @@ from mm_ldlm.data.held_out import held_out
 from mm_ldlm.evaluation.config import (
     BootstrapConfig,
     EvaluationConfig,
-    GenerationConfig,
     InversionConfig,
     LikelihoodConfig,
     SweepPoint,
@@ -83,8 +82,7 @@ def evaluation(write_dataset: Any, tmp_path: Path) -> Evaluation:
     points.append(SweepPoint(label="search", sampler=points[0].sampler, search=SearchConfig(candidates=2)))
     config = EvaluationConfig(
         inversion=InversionConfig(sweep=tuple(points), sweep_sentences=5, baseline_rows=7),
-        likelihood=LikelihoodConfig(sentences=4, draws=2), generation=GenerationConfig(self_bleu_texts=9),
-        bootstrap=BootstrapConfig(replicates=20),
+        likelihood=LikelihoodConfig(sentences=4, draws=2), bootstrap=BootstrapConfig(replicates=20),
     )  # fmt: skip
     return Evaluation(model, dataset, samples, config, seed=3)
 

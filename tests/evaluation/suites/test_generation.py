@@ -102,7 +102,7 @@ def test_texts_that_are_not_empty_are_compared_with_as_many_held_out_ones_as_the
     ):  # fmt: skip
         attested = attested_bigrams([texts], texts_of_split(evaluation.dataset, "train"))[0]
         assert found[side].pop("attested_bigrams")["value"] == pytest.approx(attested.mean())
-        assert found[side] == diversity([*rows], self_bleu_texts=9, seed=3)
+        assert found[side] == diversity([*rows], seed=3)
 
 
 def test_a_causal_model_that_is_not_here_is_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:
