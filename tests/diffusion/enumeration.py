@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mm_ldlm.diffusion.process import TextProcess, Vocabulary
 
-VOCABULARY = Vocabulary(vocab_size=6, pad_id=0, mask_id=5)
+VOCABULARY = Vocabulary(vocab_size=6, pad_id=5, mask_id=0)
 WORDS = torch.tensor(VOCABULARY.word_ids)
 W, V, MASK = len(WORDS), VOCABULARY.vocab_size, VOCABULARY.mask_id
 TEXTS = torch.cartesian_prod(WORDS, WORDS)

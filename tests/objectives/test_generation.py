@@ -250,7 +250,11 @@ def test_a_sampler_that_returns_anything_but_a_sample_of_its_canvas_is_refused(s
     canvas_BL = torch.full((2, 5), SHAPE.mask_id)
     with refuses(SamplingError, "mine", (2, 5)):
         made.write(
-            canvas_BL, canvas_BL > 0, latents_Bd=None, sampler=sampler, generator=RowGenerator(0, torch.arange(2))
+            canvas_BL,
+            canvas_BL == SHAPE.mask_id,
+            latents_Bd=None,
+            sampler=sampler,
+            generator=RowGenerator(0, torch.arange(2)),
         )
 
 

@@ -220,10 +220,3 @@ def test_the_mean_of_draws_is_their_mean():
     assert torch.allclose(out.draws.mean(0), out.latents)
     assert out.draws.std(0).min() > 0
     assert out.model_calls == 20
-
-
-def test_one_step_is_one_call():
-    denoise, _ = toy("cosine")
-    out = latent_sampler("one_step").sample(denoise, dim=4, generator=rows(5))
-    assert out.model_calls == 1
-    assert torch.allclose(out.latents, torch.full((5, 4), 0.7), atol=1e-4)  # without signal: the mean of the data

@@ -145,7 +145,7 @@ def test_without_information_in_z_the_bound_is_that_of_masked_diffusion() -> Non
     def predict(noisy_BL: Tensor, t_B: Tensor, scored_BL: Tensor) -> Tensor:
         nothing_BLI = torch.zeros(*noisy_BL.shape, SHAPE.num_ids)
         inputs_BLI = objective.noise.inputs(noisy_BL, scored_BL, nothing_BLI, torch.ones(len(noisy_BL)))
-        logits_MV: Tensor = model(inputs_BLI, valid_BL=noisy_BL > 0, t_B=t_B, logits_at=scored_BL).logits
+        logits_MV: Tensor = model(inputs_BLI, valid_BL=noisy_BL >= 0, t_B=t_B, logits_at=scored_BL).logits
         return logits_MV
 
     plain = objective.process.nelbo(predict, tokens_BL, tokens_BL > 0, draws=2, generator=rows(len(tokens_BL)))

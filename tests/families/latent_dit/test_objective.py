@@ -44,6 +44,9 @@ def test_a_text_without_latent_needs_a_null_latent(refuses: Any) -> None:
     without = _generation(0.5).likelihood(tokens_BL, latents_Bd=None, draws=1, generator=draw).nll_KB
     given = _generation(0.5).likelihood(tokens_BL, latents_Bd=BATCH.fields["latents"], draws=1, generator=draw).nll_KB
     assert not torch.allclose(without, given)
+    asked = tokens_BL, torch.full((3,), 0.5), torch.arange(3), BATCH.valid_BL
+    guided, plain = (_generation(0.5).text_denoiser(each, draw) for each in (BATCH.fields["latents"], None))
+    assert torch.equal(guided.unconditional(*asked), plain.logits(*asked)), "guidance compares with the null latent"
 
 
 def _generation(dropout: float) -> Any:
