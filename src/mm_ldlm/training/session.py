@@ -74,17 +74,25 @@ def _how_to_continue(spec: TrainingSpec, directory: Path) -> str:
 
 
 def reference(spec: TrainingSpec, runs: Path) -> dict[str, Any]:
-    """Make the reference of a run for the catalog: name and path of its folder, step and metrics."""
+    """Make the reference of a run for the catalog: name (of its folder), readable path, step and metrics."""
     directory = runs / spec.name
     status, newest = read_status(directory), latest(directory / CHECKPOINTS)
     return {
         "name": spec.name,
-        "path": os.path.relpath(directory),
+        "path": _readable(directory),
         "fingerprint": spec.fingerprint,
         "step": status.step,
         "checkpoint": None if newest is None else newest.name,
         "metrics": status.metrics,
     }
+
+
+def _readable(path: Path) -> str:
+    """Make a path relative to its project (the nearest parent with a pyproject.toml), if there is one."""
+    for parent in path.resolve().parents:
+        if (parent / "pyproject.toml").is_file():
+            return path.resolve().relative_to(parent).as_posix()
+    return path.as_posix()
 
 
 # -- status and lock: small files that other processes can read at any time -----------------------------------------
