@@ -105,9 +105,11 @@ def encoder_model(vectors_Vd: torch.Tensor, **options: Any) -> Any:
 def test_tables_start_at_the_encoders_vectors() -> None:
     """Centred, with deviation 0.1; [PAD] and [MASK], which the encoder does not know, stay random."""
     vectors_Vd = torch.randn(SHAPE.vocab_size, SHAPE.dim("latents")) * 5 + 3
-    table = encoder_model(vectors_Vd.half()).text_embedding.table.weight.detach()
+    model = encoder_model(vectors_Vd.half())
+    table = model.text_embedding.table.weight.detach()
     words, centred = SHAPE.word_ids, vectors_Vd.half().float() - vectors_Vd.half().float().mean(0)
     torch.testing.assert_close(table[words], (centred * 0.1 / centred.std())[words], rtol=1e-3, atol=1e-6)
+    assert torch.equal(model.text_head.table.weight[words], table[words])
     same = encoder_model(torch.ones(SHAPE.vocab_size, SHAPE.dim("latents"))).text_embedding.table.weight
     assert not bool(same[words].any())
     assert torch.equal(table[[SHAPE.pad_id, SHAPE.mask_id]], same[[SHAPE.pad_id, SHAPE.mask_id]])

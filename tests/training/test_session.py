@@ -56,7 +56,10 @@ def test_pitfall_25_data_that_changed_after_the_plan_are_refused(
         open_data(changed, tmp_path / "runs")
 
 
-def test_the_data_of_a_run_are_those_of_the_dataset(planned: Plan, dataset: Dataset, tmp_path: Path) -> None:
+def test_the_data_of_a_run_are_those_of_the_dataset(
+    planned: Plan, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mm_ldlm.training.data._COUNTED_ROWS", 7)
     spec = planned(model={"token_vectors": "encoder"})
     data = open_data(spec, tmp_path / "runs")
     rows = dataset.rows("train")
