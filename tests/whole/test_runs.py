@@ -120,7 +120,7 @@ def test_a_runner_that_does_not_work_is_refused_with_the_reason(workshop: Path, 
 def test_scores_of_a_run_are_not_replaced_by_those_of_other_parameters(finished: Path) -> None:
     scores = {path: path.read_bytes() for path in (finished / "data/test/08_reporting").glob("*.json")}
     run_in_process(finished, ["evaluation"], ["evaluation.load_model"])  # parameters that made them
-    for other in ({"evaluation": {"sts": {"too_long": "refuse"}}}, {"evaluation": {"use_ema": False}}, {"seed": 1}):
+    for other in ({"evaluation": {"likelihood": {"draws": 3}}}, {"evaluation": {"use_ema": False}}, {"seed": 1}):
         with pytest.raises(EvaluationError, match=r"run=\S+/06_models/runs/run-\w+`.* remove \S+/08_reporting/"):
             run_in_process(finished, ["evaluation"], **other)
     assert {path: path.read_bytes() for path in scores} == scores
@@ -153,7 +153,7 @@ def test_kedro_viz_builds_offline_with_layers_and_previews(finished: Path, run_k
     kept = [panel for panel in panels if panel.get("type") and panel["filepath"] and Path(panel["filepath"]).exists()]
     unseen = {Path(panel["filepath"]).name for panel in kept if not panel["preview"]}
     assert len(kept) > 30
-    assert {Path(name).suffix for name in unseen} <= {".html", ".md", ".tex"}  # pages and tables for other programs
+    assert {Path(name).suffix for name in unseen} <= {"", ".html", ".md", ".tex"}  # folders, pages, and tables for other programs
     drawn = read(finished / "build/api/main")
     assert {*drawn["layers"]} >= {"intermediate", "primary", "feature", "models", "model_output", "reporting"}
     names = {node["name"] for node in drawn["nodes"] if node["type"] == "data"}
