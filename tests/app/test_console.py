@@ -22,8 +22,8 @@ from tests.inference.runs import DIM, BagEncoder, write_run
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.app import console
+from mm_ldlm.app.commands import COMMANDS, request_at
 from mm_ldlm.app.console import commands, messages_only
-from mm_ldlm.app.requests import COMMANDS, request_at
 from mm_ldlm.core import Registry, SamplingError
 from mm_ldlm.inference import files
 from mm_ldlm.inference.exporting import export, source_of

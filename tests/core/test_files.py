@@ -26,7 +26,7 @@ from mm_ldlm.core.files import (
     write_bytes,
     write_json,
 )
-from mm_ldlm.data.corpus.sources import Unusable
+from mm_ldlm.data.corpus.quarantine import Unusable
 from mm_ldlm.extras.layout.source import latent_of
 
 REUSED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)

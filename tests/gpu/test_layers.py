@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.diffusion.distributions import token_loss
-from mm_ldlm.models.attention import Attention
-from mm_ldlm.models.blocks import EPSILON, QKNorm, modulate, prepare_qkv
+from mm_ldlm.models.attention import EPSILON, Attention, QKNorm
+from mm_ldlm.models.blocks import modulate, prepare_qkv
 from mm_ldlm.models.rope import rope_table
 
 pytestmark = pytest.mark.gpu

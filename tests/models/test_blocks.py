@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from mm_ldlm.models.attention import SHORT, Attention, LongAttention, key_mask, short_attention
-from mm_ldlm.models.blocks import EPSILON, Linear, QKNorm, modulate, prepare_qkv
+from mm_ldlm.models.attention import EPSILON, SHORT, Attention, LongAttention, QKNorm, key_mask, short_attention
+from mm_ldlm.models.blocks import Linear, modulate, prepare_qkv
 from mm_ldlm.models.embeddings import sinusoid
 from mm_ldlm.models.heads import mean_features
 from mm_ldlm.models.rope import rope_table, rotate

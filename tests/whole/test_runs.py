@@ -153,7 +153,12 @@ def test_kedro_viz_builds_offline_with_layers_and_previews(finished: Path, run_k
     kept = [panel for panel in panels if panel.get("type") and panel["filepath"] and Path(panel["filepath"]).exists()]
     unseen = {Path(panel["filepath"]).name for panel in kept if not panel["preview"]}
     assert len(kept) > 30
-    assert {Path(name).suffix for name in unseen} <= {"", ".html", ".md", ".tex"}  # folders, pages, and tables for other programs
+    assert {Path(name).suffix for name in unseen} <= {
+        "",
+        ".html",
+        ".md",
+        ".tex",
+    }  # folders, pages, and tables for other programs
     drawn = read(finished / "build/api/main")
     assert {*drawn["layers"]} >= {"intermediate", "primary", "feature", "models", "model_output", "reporting"}
     names = {node["name"] for node in drawn["nodes"] if node["type"] == "data"}

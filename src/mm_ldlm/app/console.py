@@ -21,7 +21,7 @@ from typing import Any, cast
 import click
 from click.shell_completion import CompletionItem
 
-from mm_ldlm.app.requests import COMMANDS, Request, request_at
+from mm_ldlm.app.commands import COMMANDS, Request, request_at
 from mm_ldlm.core import MMLDLMError, SamplingError, mask, nearest, reason_of, show
 from mm_ldlm.core.files import refuse_other, write_bytes, write_problem
 from mm_ldlm.inference.files import DEFAULT, RUNS, read_array, read_texts, run_of

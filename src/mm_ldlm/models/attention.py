@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+EPSILON = 1e-6
+"""Added to the variance by every norm of the models"""
 SHORT = 64
 """Number of positions up to which attention on the CPU is computed by plain batched products"""
 MATRIX = 1 << 20
@@ -117,3 +119,23 @@ class LongAttention(torch.autograd.Function):
             torch.cat(part).view_as(x) for part, x in zip(zip(*parts, strict=True), (q, k, v), strict=True)
         )
         return d_q, d_k, d_v, None
+
+
+class QKNorm(nn.Module):
+    """RMSNorm over each head's coordinates with a learned scale per head, for Q and K at once, in float32."""
+
+    def __init__(self, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(2, heads, head_dim))
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        nn.init.ones_(self.scale)
+
+    def forward(self, qk_BL2HE: Tensor) -> Tensor:
+        return F.rms_norm(qk_BL2HE.float(), qk_BL2HE.shape[-1:], eps=EPSILON) * self.scale
+
+    def each(self, q_BLHE: Tensor, k_BKHE: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalise Q and K of different lengths."""
+        normed = (F.rms_norm(x.float(), x.shape[-1:], eps=EPSILON) for x in (q_BLHE, k_BKHE))
+        q_BLHE, k_BKHE = (x * scale for x, scale in zip(normed, self.scale, strict=True))
+        return q_BLHE, k_BKHE

@@ -16,12 +16,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mm_ldlm.core import Fraction, Layers, PositiveFloat, Ratio, Size, config, refuse_if
-from mm_ldlm.models.attention import Attention, by_hand
+from mm_ldlm.models.attention import EPSILON, Attention, QKNorm, by_hand
 from mm_ldlm.models.parts import tag
 from mm_ldlm.models.rope import rotate
-
-EPSILON = 1e-6
-
 
 # -- options -----------------------------------------------------------------------------------------------------------
 
@@ -119,26 +116,6 @@ def modulate(x_BLD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
     """Apply LayerNorm without affine parameters, then x(1 + scale) + shift, in float32."""
     normed_BLD = F.layer_norm(x_BLD.float(), x_BLD.shape[-1:], eps=EPSILON)
     return torch.addcmul(shift_BD.float().unsqueeze(1), normed_BLD, 1 + scale_BD.float().unsqueeze(1))
-
-
-class QKNorm(nn.Module):
-    """RMSNorm over each head's coordinates with a learned scale per head, for Q and K at once, in float32."""
-
-    def __init__(self, heads: int, head_dim: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.empty(2, heads, head_dim))
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        nn.init.ones_(self.scale)
-
-    def forward(self, qk_BL2HE: Tensor) -> Tensor:
-        return F.rms_norm(qk_BL2HE.float(), qk_BL2HE.shape[-1:], eps=EPSILON) * self.scale
-
-    def each(self, q_BLHE: Tensor, k_BKHE: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalise Q and K of different lengths."""
-        normed = (F.rms_norm(x.float(), x.shape[-1:], eps=EPSILON) for x in (q_BLHE, k_BKHE))
-        q_BLHE, k_BKHE = (x * scale for x, scale in zip(normed, self.scale, strict=True))
-        return q_BLHE, k_BKHE
 
 
 def prepare_qkv(qkvs: list[Tensor], norms: list[QKNorm | None], ropes: tuple[Tensor | None, ...]) -> Tensor:

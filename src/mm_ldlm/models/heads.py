@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mm_ldlm.models.blocks import EPSILON, Linear, ModulatedOptions, modulate
+from mm_ldlm.models.attention import EPSILON
+from mm_ldlm.models.blocks import Linear, ModulatedOptions, modulate
 from mm_ldlm.models.embeddings import TokenTable
 
 ROWS = 64

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mm_ldlm.core import NonNegativeInt, Size, config, refuse_if
-from mm_ldlm.models.attention import key_mask
+from mm_ldlm.models.attention import EPSILON, key_mask
 from mm_ldlm.models.base import DataShape, TextAndLatentModel, TextAndLatentOutput, build_on_meta
-from mm_ldlm.models.blocks import EPSILON, Block, Linear, ModulatedOptions, run_block, trunc_normal_
+from mm_ldlm.models.blocks import Block, Linear, ModulatedOptions, run_block, trunc_normal_
 from mm_ldlm.models.embeddings import TIME_FEATURES, Conditioner, LatentTokens, NullEmbedding, TokenTable, sinusoid
 from mm_ldlm.models.heads import LatentHead, LengthHead, TextHead, mean_features
 from mm_ldlm.models.parts import tag

@@ -15,7 +15,8 @@ from typing import Any
 from mm_ldlm.core import parse, parse_kind
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.ingestion import ingest
-from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Opening, Row
+from mm_ldlm.data.corpus.quarantine import BadRow
+from mm_ldlm.data.corpus.sources import SOURCES, Opening, Row
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig
 from mm_ldlm.data.store import ShardStore
 

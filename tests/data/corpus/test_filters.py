@@ -18,7 +18,7 @@ from mm_ldlm.core import ConfigurationError, SourceError
 from mm_ldlm.data.corpus import duplicates
 from mm_ldlm.data.corpus.duplicates import DigestMap, NearDuplicateConfig, NearDuplicates
 from mm_ldlm.data.corpus.filters import LengthConfig
-from mm_ldlm.data.corpus.sources import Unusable
+from mm_ldlm.data.corpus.quarantine import Unusable
 
 MODULE = """
 import asyncio, numpy, sys

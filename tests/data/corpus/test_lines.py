@@ -11,7 +11,7 @@ import zstandard
 from tests.data.corpus.examples import described, read, read_raw, reasons, texts
 
 from mm_ldlm.core import ConfigurationError, SourceError
-from mm_ldlm.data.corpus.sources import BadRow
+from mm_ldlm.data.corpus.quarantine import BadRow
 from mm_ldlm.data.corpus.sources import lines as module
 
 RAW = "one\r\ntwo é\n\n\ufeffthree\nlast".encode()

@@ -19,8 +19,9 @@ from tests.damage import damaged_bytes
 from tests.data.corpus.examples import described, example_of, ingested, read, texts, written
 
 from mm_ldlm.core import SourceError, UnsafePathError
+from mm_ldlm.data.corpus.quarantine import BadRow
 from mm_ldlm.data.corpus.record import normalise
-from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Row
+from mm_ldlm.data.corpus.sources import SOURCES, Row
 
 OF_FILES = [kind for kind in sorted(SOURCES) if example_of(kind) is not None]
 KINDS = [*OF_FILES, *(kind for kind in sorted(SOURCES) if "path" not in SOURCES.find(kind, at="kind").__annotations__)]

@@ -15,7 +15,8 @@ from tests.data.corpus import test_wrapping as wrapping
 from tests.data.corpus.examples import Ingested, described, ingested, jsonl, read, reasons, texts
 
 from mm_ldlm.core import ConfigurationError, FingerprintError, SourceError, StoreError, UnsafePathError
-from mm_ldlm.data.corpus.sources import BadRow, Row
+from mm_ldlm.data.corpus.quarantine import BadRow
+from mm_ldlm.data.corpus.sources import Row
 from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
 from mm_ldlm.data.corpus.wrapping import TOKEN_IDS
 from mm_ldlm.data.latents.store import KIND, LatentStore, schema, table

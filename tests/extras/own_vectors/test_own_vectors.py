@@ -15,7 +15,7 @@ from tests.data.latents.toy import DIM, TEXTS, ToyEncoderConfig, content, record
 from tests.kills import kills
 
 from mm_ldlm.core import ConfigurationError, EncoderError, FingerprintError, SourceError, StoreError
-from mm_ldlm.data.corpus.sources import Unusable
+from mm_ldlm.data.corpus.quarantine import Unusable
 from mm_ldlm.data.encoders import load_encoder, no_encoder, parse_encoder
 from mm_ldlm.data.encoders.base import side_folder
 from mm_ldlm.data.latents.config import ExtractConfig

@@ -27,8 +27,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.inference.runs import LATENTS, BagEncoder, make, write_run
 
+from mm_ldlm.app.commands import COMMANDS
 from mm_ldlm.app.console import COMMON, TRACE, commands, frame_of
-from mm_ldlm.app.requests import COMMANDS
 from mm_ldlm.extras.service.app import build
 from mm_ldlm.extras.service.batches import Batches
 from mm_ldlm.extras.service.requests import Limits, endpoints

@@ -15,8 +15,9 @@ from tests.data.corpus.examples import written
 from tests.families.images.pictures import encoded, folder_of, ingested, picture, tar_of
 
 from mm_ldlm.core import SourceError, StoreError, parse
+from mm_ldlm.data.corpus.quarantine import Unusable
 from mm_ldlm.data.corpus.record import DESCRIBES, record_id
-from mm_ldlm.data.corpus.sources import SOURCES, Unusable
+from mm_ldlm.data.corpus.sources import SOURCES
 from mm_ldlm.data.features import Inputs
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import ShardStore

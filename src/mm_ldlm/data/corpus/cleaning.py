@@ -26,6 +26,7 @@ from mm_ldlm.core import shorten
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.duplicates import DigestMap, NearDuplicates, joined
 from mm_ldlm.data.corpus.filters import check_language
+from mm_ldlm.data.corpus.quarantine import DAMAGE, QUARANTINE_SCHEMA, BadRow, Unusable, printable
 from mm_ldlm.data.corpus.record import (
     PAIR,
     PIECE_OF,
@@ -38,23 +39,12 @@ from mm_ldlm.data.corpus.record import (
     text_digest,
     whole_text,
 )
-from mm_ldlm.data.corpus.sources import BadRow, Row, Unusable
-from mm_ldlm.data.corpus.sources.base import DAMAGE, HELD_OUT, printable
+from mm_ldlm.data.corpus.sources import Row
+from mm_ldlm.data.corpus.sources.base import HELD_OUT
 from mm_ldlm.data.corpus.splits import SPLITS, Split, SplitConfig
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, split_text
 from mm_ldlm.data.store import Manifest, Shard, ShardStore
 
-QUARANTINE_SCHEMA = pa.schema(
-    [
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("file", pa.string(), nullable=False),
-        pa.field("line", pa.int64(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("detail", pa.string(), nullable=False),
-        pa.field("excerpt", pa.string(), nullable=False),
-    ]
-)
-"""Columns of the quarantine store of ingestion"""
 SHARD_CHARACTERS = 1 << 28
 """Characters of texts after which a shard is full: an Arrow column has at most 2 GiB, and a character four bytes"""
 

@@ -17,7 +17,7 @@ from mm_ldlm.core import (
     refuse_if,
     show,
 )
-from mm_ldlm.data.corpus.sources import Unusable
+from mm_ldlm.data.corpus.quarantine import Unusable
 from mm_ldlm.data.store.fingerprint import fingerprint
 
 

@@ -22,12 +22,12 @@ from mm_ldlm.core import ConfigurationError, SourceError, check, foreign_code, s
 from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.core.progress import shown
 from mm_ldlm.data.corpus import tokenizer_training
-from mm_ldlm.data.corpus.cleaning import QUARANTINE_SCHEMA, Chunk, Counts, Merger, Preparation, SideStore
+from mm_ldlm.data.corpus.cleaning import Chunk, Counts, Merger, Preparation, SideStore
 from mm_ldlm.data.corpus.config import SHORT_FORMS, IngestionConfig
 from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, describe_function, load_function
+from mm_ldlm.data.corpus.quarantine import DAMAGE, QUARANTINE_SCHEMA, BadRow, printable
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA
-from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig
-from mm_ldlm.data.corpus.sources.base import DAMAGE, printable
+from mm_ldlm.data.corpus.sources import Opening, Row, SourceConfig
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 from mm_ldlm.data.store import Manifest
 from mm_ldlm.data.store.fingerprint import fingerprint

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mm_ldlm.data.corpus.sources.base import Unusable
+from mm_ldlm.data.corpus.quarantine import Unusable
 
 _BRACKETS = {"[": "]", "{": "}", "(": ")"}
 

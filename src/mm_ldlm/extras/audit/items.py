@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from mm_ldlm.core import SourceError, foreign_code, mask, show
-from mm_ldlm.data.corpus.sources import BadRow
+from mm_ldlm.data.corpus.quarantine import BadRow
 from mm_ldlm.extras.audit.config import AuditConfig
 
 

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from mm_ldlm.core import ConfigurationError, SourceError, foreign_code, mask, nearest, show
 from mm_ldlm.core.progress import shown
-from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Opening, Row, Unusable
+from mm_ldlm.data.corpus.quarantine import BadRow, Unusable
+from mm_ldlm.data.corpus.sources import SOURCES, Opening, Row
 from mm_ldlm.data.corpus.vectors import vector_of
 from mm_ldlm.data.latents.recognition import described
 from mm_ldlm.extras.audit.config import AuditConfig

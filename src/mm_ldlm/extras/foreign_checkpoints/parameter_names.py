@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mm_ldlm.core import escape, shorten
-from mm_ldlm.models.blocks import EPSILON
+from mm_ldlm.models.attention import EPSILON
 
 Transform = Callable[[Sequence[Tensor], int], Tensor]
 """Makes a parameter from parameters of the format; the second argument is the dimension of an attention head."""

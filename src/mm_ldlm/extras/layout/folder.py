@@ -8,7 +8,7 @@ from typing import Any
 
 from mm_ldlm.core import SourceError, UnsafePathError
 from mm_ldlm.core.files import InputFile, check_name
-from mm_ldlm.data.corpus.sources import Unusable
+from mm_ldlm.data.corpus.quarantine import Unusable
 from mm_ldlm.data.corpus.sources.base import SPLIT_WORDS, describe_files, read_named
 from mm_ldlm.data.corpus.sources.jsonl import parse_json
 from mm_ldlm.data.corpus.splits import SPLITS

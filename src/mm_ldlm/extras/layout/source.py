@@ -16,8 +16,9 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 
 from mm_ldlm.core import config, foreign_code
+from mm_ldlm.data.corpus.quarantine import BadRow, Unusable
 from mm_ldlm.data.corpus.record import PAIR, is_storable, record_id
-from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig, Unusable
+from mm_ldlm.data.corpus.sources import Opening, Row, SourceConfig
 from mm_ldlm.data.corpus.sources.base import HELD_OUT
 from mm_ldlm.data.corpus.sources.jsonl import json_object
 from mm_ldlm.data.corpus.sources.lines import explain_decoding

@@ -15,7 +15,7 @@ from mlflow.pyfunc import PythonModel, PythonModelContext
 from mlflow.types.schema import Array, ColSpec, DataType, ParamSchema, ParamSpec, Schema
 from packaging.requirements import Requirement
 
-from mm_ldlm.app.requests import requests
+from mm_ldlm.app.commands import requests
 from mm_ldlm.core import MMLDLMError
 from mm_ldlm.extras.mlflow.requests import REQUEST, TEXT, VECTOR, answer, columns_of
 from mm_ldlm.inference.api import MMLDLM

@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
+from mm_ldlm.app.commands import Parameter, registered, requests
 from mm_ldlm.app.console import frame_of
-from mm_ldlm.app.requests import Parameter, registered, requests
 from mm_ldlm.core import SamplingError, nearest, show
 from mm_ldlm.inference.api import MMLDLM
 

@@ -11,9 +11,9 @@ from kedro.framework.hooks import hook_impl
 from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 
+from mm_ldlm.app.commands import COMMANDS
 from mm_ldlm.app.follower import Follower, Lines, follower_of
 from mm_ldlm.app.hooks import TIMINGS, command_of
-from mm_ldlm.app.requests import COMMANDS
 from mm_ldlm.core import duration, show
 from mm_ldlm.core.progress import QUIET_SECONDS
 from mm_ldlm.evaluation.report import FEW_STEPS

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type_hints
 
-from mm_ldlm.app.requests import COMMANDS, Request, registered, requests
+from mm_ldlm.app.commands import COMMANDS, Request, registered, requests
 from mm_ldlm.core import (
     Bytes,
     NonNegativeFloat,

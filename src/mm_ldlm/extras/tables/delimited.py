@@ -16,16 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core import SourceError, config, setting
-from mm_ldlm.data.corpus.sources.base import (
-    AUTO,
-    BadRow,
-    Delimiter,
-    Header,
-    Opening,
-    Row,
-    TableFilesConfig,
-    excerpt,
-)
+from mm_ldlm.data.corpus.quarantine import BadRow, excerpt
+from mm_ldlm.data.corpus.sources.base import AUTO, Delimiter, Header, Opening, Row, TableFilesConfig
 from mm_ldlm.data.corpus.sources.lines import SNIFFED_LINES, Encoding, Line, read_lines
 
 log = logging.getLogger(__name__)

@@ -16,14 +16,13 @@ import pyarrow.parquet as pq
 
 from mm_ldlm.core import SourceError, config, reason_of
 from mm_ldlm.core.files import inside
+from mm_ldlm.data.corpus.quarantine import BadRow, Unusable
 from mm_ldlm.data.corpus.sources.base import (
     SPLIT_WORDS,
-    BadRow,
     ColumnsConfig,
     Opening,
     Row,
     TableFilesConfig,
-    Unusable,
     damaged,
     describe_files,
 )

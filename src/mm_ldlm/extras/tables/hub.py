@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from mm_ldlm.core import SourceError, bounded, config, reason_of, setting
-from mm_ldlm.data.corpus.sources.base import BadRow, ColumnsConfig, Opening, Row
+from mm_ldlm.data.corpus.quarantine import BadRow
+from mm_ldlm.data.corpus.sources.base import ColumnsConfig, Opening, Row
 from mm_ldlm.data.corpus.sources.table import TableConfig
 from mm_ldlm.extras.tables.files import DiskConfig, Splits, held_out_first
 

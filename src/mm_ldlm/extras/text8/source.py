@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mm_ldlm.core import config
-from mm_ldlm.data.corpus.sources import BadRow, Opening, Row, SourceConfig
-from mm_ldlm.data.corpus.sources.base import excerpt
+from mm_ldlm.data.corpus.quarantine import BadRow, excerpt
+from mm_ldlm.data.corpus.sources import Opening, Row, SourceConfig
 from mm_ldlm.data.corpus.splits import SPLITS
 
 PIECE = 10_000

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mm_ldlm.core import Layers, Size, config, refuse_if
-from mm_ldlm.models.attention import Attention, key_mask
+from mm_ldlm.models.attention import EPSILON, Attention, key_mask
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.blocks import EPSILON, Linear
+from mm_ldlm.models.blocks import Linear
 from mm_ldlm.models.embeddings import TokenTable
 from mm_ldlm.models.parts import tag
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mm_ldlm.core import config
-from mm_ldlm.models.attention import Attention
+from mm_ldlm.models.attention import EPSILON, Attention, QKNorm
 from mm_ldlm.models.base import DataShape, build_on_meta
-from mm_ldlm.models.blocks import EPSILON, Linear, Mlp, QKNorm, TransformerOptions, prepare_qkv, run_block
+from mm_ldlm.models.blocks import Linear, Mlp, TransformerOptions, prepare_qkv, run_block
 from mm_ldlm.models.embeddings import TokenTable
 from mm_ldlm.models.parts import tag
 from mm_ldlm.models.rope import rope_table

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mm_ldlm.core import Fraction, LayersOrNone, Ratio, Size, config
+from mm_ldlm.models.attention import EPSILON
 from mm_ldlm.models.base import DataShape, FeatureModel, build_on_meta
-from mm_ldlm.models.blocks import EPSILON, Linear
+from mm_ldlm.models.blocks import Linear
 from mm_ldlm.models.parts import tag
 
 

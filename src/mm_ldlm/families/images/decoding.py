@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mm_ldlm.core import foreign_code
+from mm_ldlm.data.corpus.quarantine import Unusable
 from mm_ldlm.data.corpus.record import DESCRIBES
-from mm_ldlm.data.corpus.sources import Row, Unusable
+from mm_ldlm.data.corpus.sources import Row
 
 Pixels = npt.NDArray[np.uint8]
 """(H, W, C), C = 1 or 3"""

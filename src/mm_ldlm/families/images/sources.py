@@ -10,8 +10,9 @@ from typing import Any
 
 from mm_ldlm.core import Bytes, UnsafePathError, config
 from mm_ldlm.core.files import inside
-from mm_ldlm.data.corpus.sources import SOURCES, BadRow, Opening, Row, SourceConfig, Unusable
-from mm_ldlm.data.corpus.sources.base import TableFilesConfig, damaged, excerpt, read_named
+from mm_ldlm.data.corpus.quarantine import BadRow, Unusable, excerpt
+from mm_ldlm.data.corpus.sources import SOURCES, Opening, Row, SourceConfig
+from mm_ldlm.data.corpus.sources.base import TableFilesConfig, damaged, read_named
 from mm_ldlm.data.corpus.sources.jsonl import json_object
 from mm_ldlm.data.corpus.sources.lines import open_bytes
 from mm_ldlm.data.store.fingerprint import fingerprint

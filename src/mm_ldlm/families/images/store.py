@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mm_ldlm.core import StoreError
+from mm_ldlm.data.corpus.quarantine import Unusable
 from mm_ldlm.data.corpus.record import reference_of
-from mm_ldlm.data.corpus.sources import Unusable
 from mm_ldlm.data.features import Feature, Field, Inputs
 from mm_ldlm.data.latents.normaliser import NormaliserConfig
 from mm_ldlm.data.latents.store import KIND, schema, table

@@ -5,6 +5,6 @@ files, and `table` chooses a kind by the name of a file. Families and extras reg
 files and data sets of the hub.
 """
 
-from mm_ldlm.data.corpus.sources.base import SOURCES, BadRow, Opening, Row, SourceConfig, Unusable
+from mm_ldlm.data.corpus.sources.base import SOURCES, Opening, Row, SourceConfig
 
-__all__ = ["SOURCES", "BadRow", "Opening", "Row", "SourceConfig", "Unusable"]
+__all__ = ["SOURCES", "Opening", "Row", "SourceConfig"]

@@ -1,4 +1,4 @@
-"""The kinds of sources, the rows and damaged rows that a source yields, and sources with named columns."""
+"""The kinds of sources, the rows that they yield, and sources with named columns."""
 
 import dataclasses
 import difflib
@@ -25,18 +25,13 @@ from mm_ldlm.core import (
     show,
 )
 from mm_ldlm.core.files import InputFile, inside, problem
+from mm_ldlm.data.corpus.quarantine import BadRow, Unusable, excerpt, printable
 from mm_ldlm.data.corpus.record import GROUP, LABEL, PAIR, is_storable, label_text
 from mm_ldlm.data.corpus.splits import Split
 from mm_ldlm.data.store.fingerprint import file_sha256
 
 log = logging.getLogger(__name__)
 
-EXCERPT_CHARACTERS = 160
-DAMAGE = (
-    "encoding", "nul", "oversized", "broken_json", "broken_csv", "missing_column", "wrong_type", "missing_file",
-    "broken_file", "unsafe_path", "unreadable_file", "filter_error", "no_vector", "wrong_dimension", "not_finite",
-)  # fmt: skip
-"""Reasons that indicate a damaged or misread source; they count against `max_bad_fraction`."""
 SPLIT_WORDS: dict[str, str] = {
     "train": "train", "validation": "validation", "test": "test",
     "valid": "validation", "dev": "validation", "val": "validation",
@@ -72,44 +67,6 @@ class Row(NamedTuple):
     describes: str | None = None
     vector: Any = None
     group: str | None = None
-
-
-class BadRow(NamedTuple):
-    """A row that goes to quarantine: its location, the reason, a detail in words and the beginning of its content."""
-
-    file: str
-    line: int
-    reason: str
-    detail: str
-    excerpt: str = ""
-
-
-class Unusable(Exception):
-    """Raised for a row, or a part of one, that goes to quarantine; arguments as in `BadRow`."""
-
-    def __init__(self, reason: str, detail: str, content: Any = "") -> None:
-        super().__init__(reason, detail, content)
-        self.reason, self.detail, self.content = reason, detail, content
-
-    def at(self, file: str, line: int) -> BadRow:
-        """Return the damaged row at a location."""
-        return BadRow(file, line, self.reason, self.detail, excerpt(self.content))
-
-
-def excerpt(value: Any) -> str:
-    """Return the beginning of a value, without characters that a store or a terminal refuses."""
-    if isinstance(value, bytes):
-        value = value[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "backslashreplace")
-    try:
-        text = value if isinstance(value, str) else repr(value)
-    except (RecursionError, ValueError, OverflowError) as error:  # deep nesting, or numbers and dates without a form
-        text = f"{type(value).__name__} ({error})"
-    return printable(text[:EXCERPT_CHARACTERS])
-
-
-def printable(text: str) -> str:
-    """Escape lone surrogates and NUL, so that every store and terminal accepts the text."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\x00")
 
 
 @dataclasses.dataclass(frozen=True)

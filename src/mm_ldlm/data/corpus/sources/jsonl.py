@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core import config
-from mm_ldlm.data.corpus.sources.base import BadRow, Opening, Row, TableFilesConfig, Unusable
+from mm_ldlm.data.corpus.quarantine import BadRow, Unusable
+from mm_ldlm.data.corpus.sources.base import Opening, Row, TableFilesConfig
 from mm_ldlm.data.corpus.sources.lines import SNIFFED_LINES, Encoding, read_lines
 
 

@@ -11,15 +11,8 @@ import pyarrow as pa
 
 from mm_ldlm.core import SourceError, checked, config, refuse_if
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.data.corpus.sources.base import (
-    BadRow,
-    Opening,
-    Row,
-    SourceConfig,
-    damaged,
-    describe_files,
-    excerpt,
-)
+from mm_ldlm.data.corpus.quarantine import BadRow, excerpt
+from mm_ldlm.data.corpus.sources.base import Opening, Row, SourceConfig, damaged, describe_files
 from mm_ldlm.data.corpus.splits import Split
 
 BESIDE = "beside"

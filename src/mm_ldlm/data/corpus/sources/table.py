@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core import SourceError, config
-from mm_ldlm.data.corpus.sources.base import AUTO, SOURCES, BadRow, Delimiter, Header, Opening, Row, TableFilesConfig
+from mm_ldlm.data.corpus.quarantine import BadRow
+from mm_ldlm.data.corpus.sources.base import AUTO, SOURCES, Delimiter, Header, Opening, Row, TableFilesConfig
 from mm_ldlm.data.corpus.sources.lines import BESIDE
 
 _KINDS = {
