@@ -1,7 +1,6 @@
 """Benchmarks: each runs with a small setting, and results are kept by name. Nothing here asserts a time."""
 
 import importlib
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,20 +28,6 @@ def runner(project: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("benchmarks.__main__")
 
 
-def test_results_are_kept_by_name_with_peer_and_ratio(runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("benchmarks.made_up")
-    rows = [
-        {"name": "reading", "value": 200.0, "unit": "rows/s", "peer": "npz", "peer_value": 4.0, "ratio": 50.0},
-        {"name": "opening", "value": 0.2, "unit": "s", "rows": 7},
-    ]
-    module.run = lambda: rows  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "benchmarks.made_up", module)
-    results = runner.collect(["made_up"], results={"older": {"value": 1.0}, "opening": {"value": 9.0}})
-    assert results["older"] == {"value": 1.0}
-    assert results["reading"] == {"value": 200.0, "unit": "rows/s", "peer": "npz", "peer_value": 4.0, "ratio": 50.0}
-    assert results["opening"] == {"value": 0.2, "unit": "s", "peer": None, "peer_value": None, "ratio": None, "rows": 7}
-
-
 def test_every_benchmark_has_a_small_setting(runner: ModuleType) -> None:
     assert set(runner.names()) == SMALL.keys()
 
@@ -59,11 +44,3 @@ def test_every_benchmark_runs(
     rows = module.run()
     assert rows
     assert all({"name", "value", "unit"} <= row.keys() and row["name"].startswith(name) for row in rows)
-
-
-def test_an_unknown_benchmark_is_refused(
-    runner: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "no_such"])
-    assert runner.main() == 2
-    assert "no benchmark named no_such" in capsys.readouterr().err

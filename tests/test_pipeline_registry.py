@@ -66,10 +66,6 @@ def test_the_main_job_is_every_main_pipeline_in_order() -> None:
     assert nodes[-1].startswith(MAIN[-1])
 
 
-def test_the_graph_is_small_enough_to_be_read() -> None:
-    assert len(datasets("__default__")) <= 50, sorted(datasets("__default__"))
-
-
 @pytest.mark.parametrize("name", list(PIPELINES))
 def test_every_node_is_named_by_its_pipeline_and_says_what_it_does(name: str) -> None:
     for node in FOUND[name].nodes:
@@ -132,13 +128,13 @@ import sys, mm_ldlm
 assert "MMLDLM" in dir(mm_ldlm) and not hasattr(mm_ldlm, "nothing")
 import mm_ldlm.training.checkpoints.reference
 assert "torch" not in sys.modules
-import mm_ldlm.training.worker
+import mm_ldlm.data.held_out, mm_ldlm.training.worker
 from mm_ldlm.models.base import MODELS
 from mm_ldlm.objectives.base import OBJECTIVES
 for kinds in (MODELS, OBJECTIVES):
     for kind in kinds.known:
         kinds.load(kind)
-found = {"kedro", "mlflow", "datasets", "pandas", "sklearn", "plotly"} & sys.modules.keys()
+found = {"kedro", "mlflow", "datasets", "pandas", "sklearn", "plotly", "transformers"} & sys.modules.keys()
 assert not found, found
 assert mm_ldlm.MMLDLM
 """,

@@ -12,7 +12,6 @@ import pytest
 from kedro.io import AbstractDataset, DatasetError
 from tests.data.corpus.examples import word_tokenizer
 
-from mm_ldlm.app.catalog import WorkspaceDataset
 from mm_ldlm.app.datasets import (
     FiguresDataset,
     JsonDataset,
@@ -21,7 +20,6 @@ from mm_ldlm.app.datasets import (
     StoreDataset,
     TableDataset,
     TokenizerDataset,
-    ValidatedDataset,
 )
 from mm_ldlm.data.store import NOT_NEEDED, Manifest, write_store
 from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, made_by
@@ -88,22 +86,6 @@ def test_an_optional_store_may_be_absent(tmp_path: Path) -> None:
     for needed in (StoreDataset(filepath=str(tmp_path / "no"), kind="rows"), TokenizerDataset(filepath=str(tmp_path / "no"))):  # fmt: skip
         with pytest.raises(DatasetError):
             needed.save(NOT_NEEDED)
-
-
-def test_workspaces_are_folders_that_nodes_fill(tmp_path: Path) -> None:
-    entry = WorkspaceDataset(filepath=str(tmp_path / "a/b"))
-    assert entry.load().is_dir()
-    entry.save(NOT_NEEDED)
-    assert not entry.exists()
-
-
-def test_the_validated_dataset_names_its_stores(write_dataset: Any, tmp_path: Path) -> None:
-    made = write_dataset(tmp_path, ["w1 w2", "w3"], ["train", "test"])
-    entry = ValidatedDataset(filepath=str(tmp_path / "again"))
-    assert not entry.exists()
-    entry.save({name: tmp_path / name for name in ("records", "tokens", "index", "tokenizer")})
-    assert entry.exists()
-    assert entry.load().fingerprint == made.fingerprint
 
 
 def test_previews_are_short_json(tmp_path: Path) -> None:

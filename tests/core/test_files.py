@@ -256,14 +256,6 @@ def test_a_link_to_a_folder_stays_and_its_target_is_replaced(tmp_path: Path) -> 
     assert (tmp_path / "target" / "x").read_text() == "new"
 
 
-def test_a_full_or_forbidden_disk_is_explained(refuses: Any) -> None:
-    import errno
-
-    for number in (errno.ENOSPC, errno.EACCES):
-        assert "/data/a" in str(files.write_problem(OSError(number, "reason", "/data/a")))
-    assert files.write_problem(OSError(errno.EIO, "reason")) is None
-
-
 # -- names inside a folder -----------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,6 @@ from mm_ldlm.core import (
     registered,
     to_dict,
 )
-from mm_ldlm.core import kinds as module
 
 Refuses = Callable[..., Any]
 
@@ -177,12 +176,3 @@ def test_every_contributed_group_belongs_to_a_registry(registries: list[tuple[st
             assert components.keys() <= groups, each.parent.name
             for group, names in components.items():
                 assert names.items() <= contributed(group).items(), "two contributors use one name"
-
-
-def test_nothing_outside_knows_the_contributors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CONTRIBUTORS", ())
-    contributed.cache_clear()
-    try:
-        assert SHAPES.known == dict(SHAPES.core)
-    finally:
-        contributed.cache_clear()

@@ -68,16 +68,6 @@ def test_the_holder_is_named_without_its_passwords_and_a_killed_one_holds_nothin
         assert str(process.pid) not in path.read_text()
 
 
-def test_the_record_of_a_holder_has_a_bounded_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/somewhere/kedro", "run", "--params", "x" * 5000])
-    for use in ("write", "read"):
-        with lock.take(tmp_path / use, use):
-            (record,) = [json.loads(line) for line in (tmp_path / use).read_text().splitlines()]
-        assert record.keys() == {"pid", "host", "since", "use", "command"}
-        assert (record["pid"], record["use"]) == (os.getpid(), use)
-        assert record["command"] == f"kedro run --params {'x' * 5000}"[:200]
-
-
 @pytest.mark.parametrize("text", ["", "[", "{}", '{"pid": "1"}', "[" * 100_000])
 def test_a_damaged_record_names_another_process(text: str, tmp_path: Path) -> None:
     (tmp_path / "lock").write_text(text)

@@ -1,7 +1,6 @@
 """Values in messages: one bounded line that every terminal shows, with the nearest known name; progress of loops."""
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from mm_ldlm.core import (
     summarise,
 )
 from mm_ldlm.core.progress import shown
-from mm_ldlm.sampling.registry import text_sampler
 
 
 class Odd(Exception):
@@ -32,11 +30,6 @@ class Odd(Exception):
         raise ValueError("no text")
 
     __repr__ = __str__
-
-
-def test_an_unknown_kind_is_named_with_the_nearest_known_one(refuses: Callable[..., Any]) -> None:
-    with refuses(ConfigurationError, "confidense", "confidence"):
-        text_sampler("confidense")
 
 
 @given(st.recursive(st.one_of(st.text(), st.binary(), st.floats(), st.integers(), st.none()), st.lists, max_leaves=40))

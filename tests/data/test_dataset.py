@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,11 +141,3 @@ def test_what_a_dataset_lacks_is_named_with_the_pipelines_that_make_it(
     assert not bare.shape.fields
     with refuses(StoreError, "latents", "embedding,validation"):
         bare.require("latents")
-
-
-def test_a_training_worker_imports_nothing_that_it_does_not_need() -> None:
-    program = (
-        "import sys, mm_ldlm.data.dataset, mm_ldlm.data.held_out; "
-        "print([n for n in ('kedro', 'mlflow', 'datasets', 'transformers', 'pandas') if n in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -21,7 +21,6 @@ HOSTILE: list[tuple[Any, Any]] = [
     ("hole", [1.0, None, 3.0, 4.0]), ("empty", []), ("infinite", [1.0, float("inf"), 3.0, 4.0]), ("zero", [0.0] * 4),
 ]  # fmt: skip
 """Rows that cannot be audited"""
-REASONS = {"no_text": 3, "no_vector": 1, "wrong_dimension": 2, "not_finite": 1, "zero_vector": 1}
 
 
 def vectors(count: int) -> np.ndarray:

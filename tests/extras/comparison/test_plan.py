@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.app.test_parameters import flat
 from tests.environments import ENVIRONMENTS, loader, parameters
 from tests.environments import layer as layer_of
 
@@ -216,13 +217,6 @@ def resolved(layer: str) -> dict[str, dict[str, Any]]:
         env = environment_of(member, current=[layer], base="base", above=comparison.layers_above)
         params = params_of(member, 0, None, {}, results=Path("/r"))
         found[member.name] = merge(parameters(env), {name: params[name] for name in params if name != "tracking"})
-    return found
-
-
-def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in section.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
 
 

@@ -13,10 +13,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-from kedro.framework.cli.project import run as kedro_command
 
 from mm_ldlm.extras.comparison.plan import PATHS, Session
-from mm_ldlm.extras.comparison.sessions import Outcome, _start, _stop, kedro_run, run_sessions
+from mm_ldlm.extras.comparison.sessions import Outcome, _start, _stop, run_sessions
 
 SCRIPT = """
 import json, os, pathlib, signal, sys, time
@@ -88,19 +87,6 @@ if member == "long": print("\\n".join(map(str, range(99)))); sys.exit(3)
     ]
     for outcome in found:
         assert f"training {outcome.member}" in Path(outcome.log).read_text()
-
-
-def test_a_session_is_a_kedro_run_with_the_options_of_a_file(session: Make, run: Run, tmp_path: Path) -> None:
-    run(one := session("a", ingestion=tmp_path / "absent"))
-    assert options_of(one) == {
-        "env": "base",
-        "pipelines": "ingestion,validation,training,sampling,evaluation,reporting",
-        "params": one.params | {"tracking": {"run_name": "r", "parent_run": "0123"}},
-        "conf_source": "/conf",
-    }
-    *command, option = kedro_run(Path(one.folder) / "run.json")
-    assert (command, option) == ([sys.executable, "-m", "kedro", "run"], f"--config={one.folder}/run.json")
-    assert "config" in [parameter.name for parameter in kedro_command.params]
 
 
 @pytest.mark.parametrize("change", [None, "parameters", "data", "metrics", "interrupted", "damaged"])

@@ -126,18 +126,12 @@ def test_a_sentence_is_typed_written_played_and_changed(page: Any, address: str,
     page.wait_for_selector("#between .problem:has-text('mm-ldlm explore')")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_trace_plays_from_its_file(scheme: str, page: Any, model: MMLDLM, tmp_path: Path) -> None:
+def test_a_trace_plays_from_its_file(page: Any, model: MMLDLM, tmp_path: Path) -> None:
     found = model.traced().invert([SENTENCE, "w7"], search=True)
     (tmp_path / "trace.html").write_text(trace_page(found, title="run"))
-    page.emulate_media(color_scheme=scheme)
     page.goto((tmp_path / "trace.html").as_uri())
-    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, colour[4:-1].split(","))) < 384) is (scheme == "dark")
     state = page.locator(".player output").first
     assert "step 0" in state.inner_text()
-    page.keyboard.press("ArrowRight")
-    assert "step 1" in state.inner_text()
     page.keyboard.press("End")
     written = " ".join(page.locator(".player").first.locator(".words button").all_inner_texts())
     assert written == found.texts[0]

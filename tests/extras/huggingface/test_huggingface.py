@@ -267,15 +267,11 @@ def test_an_upload_needs_credentials_and_an_intact_folder(
     assert len(sent) == 2
 
 
-def test_the_format_of_older_trainers_has_no_options_of_hugging_face(folder: Path, tmp_path: Path) -> None:
-    run = folder.parent / "run-1"
-    exported(run, tmp_path / "older", "--as", "model.pt")
+def test_a_run_is_also_exported_in_the_format_of_older_trainers(folder: Path, tmp_path: Path) -> None:
+    exported(folder.parent / "run-1", tmp_path / "older", "--as", "model.pt")
     assert {"model.pt", "config.json", "tokenizer", "normaliser"} <= {
         path.name for path in (tmp_path / "older").iterdir()
     }
-    options = [str(run), str(tmp_path / "new"), "--as", "model.pt", "--licence", "mit"]
-    assert CliRunner().invoke(export, options).exit_code == 2
-    assert CliRunner().invoke(export, [str(run), str(tmp_path / "older")]).exit_code == 1
 
 
 def test_a_store_is_a_dataset_without_a_copy(tmp_path: Path, write_dataset: Callable[..., Any]) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.training import conftest, task
@@ -47,16 +46,6 @@ def test_a_held_out_sentence_is_rebuilt_or_a_text_is_written_from_noise(
     held_out = set(dataset.records.table(dataset.rows("validation")).column("text").to_pylist())
     assert all((event["original"] in held_out) is rebuilds for event in events)
     assert all(isinstance(event["text"], str) for event in events)
-
-
-def test_the_sentence_has_median_length_and_if_possible_no_unknown_word(run_of: Callable[..., loop.Run]) -> None:
-    preview = run_of().observers["preview"]
-    lengths = preview.source.lengths
-    plain = preview._usual_row(None)
-    assert abs(lengths[plain[0]] - np.median(lengths)) == np.abs(lengths - np.median(lengths)).min()
-    (unknown, *_) = preview.source.tokens(plain, length=int(lengths[plain[0]]))[0]
-    other = preview._usual_row(int(unknown))
-    assert unknown not in preview.source.tokens(other, length=int(lengths[other[0]]))[0]
 
 
 def test_a_preview_changes_nothing_of_the_training(run_of: Callable[..., loop.Run]) -> None:

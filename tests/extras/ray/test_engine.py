@@ -4,7 +4,6 @@ The slow tests use a cluster of two nodes on loopback (`make test-slow` installs
 package, in which tasks end in a random order.
 """
 
-import importlib.util
 import os
 import random
 import signal
@@ -200,11 +199,6 @@ def test_the_connection_is_bounded_closed_and_leaves_signals_as_they_were(
     ):
         pass
     assert seen == [address, "shutdown"], "a connection that was not made is not closed"
-
-
-def test_a_machine_without_the_package_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert "[ray]" in str(RayEngineConfig().missing())
 
 
 # -- on a node ---------------------------------------------------------------------------------------------------------

@@ -100,8 +100,7 @@ def test_an_answer_is_the_table_of_the_request(
     name = name.split()[0]
     answer = client.post(f"/{name}", json=body)
     assert answer.status_code == 200, answer.text
-    values = {**body, **({"search": True} if "search" in body else {})}
-    expected = frame_of(COMMANDS.load(name)(model, **(values if "search" not in body else body)))
+    expected = frame_of(COMMANDS.load(name)(model, **body))
     frames_equal(answer.json()["rows"], json.loads(expected.to_json(orient="records", double_precision=15)))
 
 
@@ -120,9 +119,7 @@ def test_an_answer_does_not_depend_on_the_requests_that_it_is_computed_with(name
     together = batches.compute(jobs)
     assert sizes == [1, 1, 1, 1, 4]
     for found, expected in zip(together, alone, strict=True):
-        assert not isinstance(found, Exception)
-        assert not isinstance(expected, Exception)
-        frames_equal(found, expected)
+        frames_equal(found, expected)  # type: ignore[arg-type]
     again = batches.compute([jobs[1]])[0]
     frames_equal(again, alone[1])  # type: ignore[arg-type]  # nothing of the others is left
 

@@ -48,12 +48,6 @@ def test_the_scores_are_scipys_correlations_of_the_cosine() -> None:
     assert found.numbers["spearman"]["low"] < found.numbers["spearman"]["value"] < found.numbers["spearman"]["high"]
 
 
-def test_every_sentence_is_embedded_once() -> None:
-    asked: list[str] = []
-    score_encoder(sts_set(), lambda texts: asked.extend(texts) or encode(texts), bootstrap=FEW)
-    assert sorted(asked) == sorted(VECTORS)
-
-
 @settings(max_examples=30)
 @given(st.integers(0, 99), st.floats(0.1, 9))
 def test_cosine_ignores_length_and_dot_does_not(seed: int, factor: float) -> None:
