@@ -186,10 +186,10 @@ def test_one_vector_is_one_row_and_bfloat16_is_converted() -> None:
     assert array_of(torch.ones(2, 3, dtype=torch.int16), name="x").dtype == np.int16
 
 
-@pytest.mark.parametrize("which", ["vocab_size", "mask_id", "pad_id"])
-def test_ids_that_are_no_words_are_refused(which: str, model: MMLDLM) -> None:
+@pytest.mark.parametrize("which", ["vocab_size", "mask_id", "pad_id", -1])
+def test_ids_that_are_no_words_are_refused(which: str | int, model: MMLDLM) -> None:
     with pytest.raises(SamplingError, match="ids"):
-        model.score(["w1"], ids=[[getattr(model.tokenizer, which)]])
+        model.score(["w1"], ids=[[which if isinstance(which, int) else getattr(model.tokenizer, which)]])
 
 
 def test_files_of_vectors_are_read_or_refused(

@@ -117,6 +117,9 @@ def test_no_text_takes_more_than_its_calls_or_depends_on_its_batch(
 def test_certain_samples_differ_in_their_length_the_most_probable_ones_first(model: MMLDLM, unit_latents: Any) -> None:
     latents = unit_latents(5)
     made, one = model.invert(latents, samples=3, keep="all"), model.invert(latents)
+    cosines = model.invert(latents, samples=3, keep="all", reembed=True).cosines
+    again_nd, unit_nd = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (model.encode(made.texts), latents))
+    assert np.allclose(cosines, (again_nd * np.repeat(unit_nd, 3, axis=0)).sum(axis=1), atol=1e-5)
     log_probs_nN = model.writer.length_log_probs(model.standardised(latents), rows=5).numpy()
     lengths_nk = np.array([len(ids) for ids in made.tokens]).reshape(5, 3)
     assert (lengths_nk == (-log_probs_nN).argsort(axis=1)[:, :3] + 1).all()

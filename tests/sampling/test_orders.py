@@ -34,6 +34,8 @@ def test_masks_decrease_to_none(count: int, steps: int, counts: Any) -> None:
     done = [(step + 1) / steps for step in range(steps)]
     exact = [count * (math.cos(part * math.pi / 2) if counts == "cosine" else 1 - part) for part in done]
     assert all(now - 1e-6 < value < now + 1 + 1e-6 for now, value in zip(left, exact, strict=True)), "rounded down"
+    even = [int(masks_left(torch.tensor([count * steps]), step=n, steps=steps, counts="linear")) for n in range(steps)]
+    assert even == [count * (steps - 1 - n) for n in range(steps)]
 
 
 def ranked(kind: str, probabilities: list[list[float]], **settings: Any) -> list[int]:

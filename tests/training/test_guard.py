@@ -22,6 +22,7 @@ def restored(guard: Guard) -> Guard:
     again = Guard(guard.config)
     again.load(json.loads(json.dumps(guard.to_dict())))
     assert vars(again) == vars(guard)
+    assert {window.maxlen for window in again.windows.values()} <= {guard.config.spike_window}
     return again
 
 

@@ -54,6 +54,7 @@ def test_a_plan_names_only_what_its_objective_reads(planned: Plan) -> None:
         ({"max_steps": 3}, False),
         ({"seed": 4}, False),
         ({"init_from": "other"}, False),
+        ({"precision": {"tf32": True}}, False),
         ({"model": {"depth": 3}}, False),
         ({"objective": {"kind": "multimodal", "mode": "l2t"}}, False),
     ],
