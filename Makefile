@@ -14,10 +14,6 @@ PIP    := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m p
 ENV    ?= local
 ARGS   ?=
 
-# Two training processes and the data workers share the cores, so each process has one thread by default.
-export OMP_NUM_THREADS   ?= 1
-export MKL_NUM_THREADS   ?= 1
-export TOKENIZERS_PARALLELISM ?= false
 export KEDRO_DISABLE_TELEMETRY := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 

@@ -8,6 +8,7 @@ where there is a peer, `peer` (its name), `peer_value` and `ratio` (ours to the 
 import argparse
 import importlib
 import json
+import os
 import platform
 import sys
 import time
@@ -43,6 +44,7 @@ def collect(chosen: list[str], *, results: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the settings of Kedro
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; all when none is given")
     chosen = parser.parse_args().names or names()
