@@ -221,10 +221,14 @@ def test_bad_input_ends_a_run_with_one_message(workshop: Path, tmp_path: Path) -
 # --- environments -----------------------------------------------------------------------------------------------------
 
 
+def _headers(environment: str) -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in (CONF / environment).glob("*.yml"))
+
+
 def _runs_here(environment: str) -> bool:
-    """Whether an environment needs nothing from outside this machine, and is not a comparison."""
+    """Whether an environment needs nothing from outside this machine and no other run, and is not a comparison."""
     typed = sections(environment)
-    if "comparison" in layer(environment) or any(source.kind == "hub" for source in typed["ingestion"].sources):
+    if "comparison" in layer(environment) or "init_from=FOLDER" in _headers(environment) or any(source.kind == "hub" for source in typed["ingestion"].sources):
         return False
     local = typed["encoder"] == sections("base")["encoder"]
     return local and not [pair for source in typed["ingestion"].sources for pair in source.files]
@@ -232,8 +236,7 @@ def _runs_here(environment: str) -> bool:
 
 def _with_data(environment: str) -> str:
     """Return an environment with the layers below it, of the first command in its header: some need other data than base's."""
-    headers = "".join(path.read_text(encoding="utf-8") for path in (CONF / environment).glob("*.yml"))
-    found = re.search(rf"^# .* --env=([\w+]*\b{environment})$", headers, re.MULTILINE)
+    found = re.search(rf"^# .* --env=([\w+]*\b{environment})$", _headers(environment), re.MULTILINE)
     return found[1] if found else environment
 
 

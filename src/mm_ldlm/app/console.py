@@ -7,10 +7,12 @@ loaded. Results go to standard output or to the named file, everything else to s
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import io
 import json
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -129,11 +131,21 @@ def encoder_of(value: str, *, device: str | None = None) -> Any:
     return load_encoder(parse_encoder(given), device=device)
 
 
-def address(value: str) -> str:
-    """Return a host to listen on; an empty one, which would be every address of the machine, is refused."""
-    if not value.strip():
-        raise click.ClickException("--host: expected an address, found an empty text. 0.0.0.0 means every address.")
-    return value
+def listen(host: str, port: int) -> socket.socket:
+    """Open the port of a server.
+
+    Raises:
+        SamplingError: the host is empty, which would be every address of the machine, or the port cannot be opened.
+    """
+    if not host.strip():
+        raise SamplingError("--host: expected an address, found an empty text. 0.0.0.0 means every address.")
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        expected, remedy = ("a free port", "--port") if taken else ("an address of this machine", "--host")
+        reason = f"expected {expected}, found that {host}:{port} cannot be opened ({error.strerror})"
+        raise SamplingError(f"{reason}. Choose another {remedy}.") from None
 
 
 @dataclasses.dataclass

@@ -130,7 +130,7 @@ def test_neighbours_lie_on_the_map_of_the_corpus(write_dataset: Any, tmp_path: P
     np.testing.assert_allclose(found["place"], places[texts[3]], atol=1e-3)
 
 
-def test_the_command_refuses_before_it_loads_a_run(tmp_path: Path) -> None:
+def test_a_server_refuses_its_address_before_it_loads_a_run(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         for words, named in (
@@ -140,9 +140,10 @@ def test_the_command_refuses_before_it_loads_a_run(tmp_path: Path) -> None:
             ([str(run), "--host", "nope.invalid"], "another --host"),
             ([str(run), "--host", "192.0.2.1"], "another --host"),
         ):
-            done = CliRunner().invoke(commands, ["explore", *words, "--no-browser"])
-            assert (done.exit_code, done.output.count("\n")) == (1, 1), done.output
-            assert named in done.output
+            for command in ("explore", "serve"):
+                done = CliRunner().invoke(commands, [command, *words])
+                assert (done.exit_code, done.output.count("\n")) == (1, 1), done.output
+                assert named in done.output
 
 
 @pytest.mark.slow

@@ -362,20 +362,18 @@ def test_a_signal_stops_the_service_after_the_request_that_it_is_answering(tmp_p
     words = [sys.executable, "-m", "mm_ldlm", "serve", str(write_run(tmp_path / "run-1")), "--port", "0"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        address = next(re.findall(r"http://127\.0\.0\.1:\d+", line) for line in process.stderr if "running on" in line)[
-            0
-        ]  # type: ignore
-        found: list[Any] = []
+        address = next(found[0] for line in process.stderr if (found := re.findall(r"http://127\.0\.0\.1:\d+", line)))
+        answers: list[Any] = []
         body = {"n": 60, "steps": 60, "sampler": "ancestral", "order": "text_first"}
         asking = threading.Thread(
-            target=lambda: found.append(httpx2.post(f"{address}/generate", json=body, timeout=120))
+            target=lambda: answers.append(httpx2.post(f"{address}/generate", json=body, timeout=120))
         )
         asking.start()
         while "requests_per_computation_count 2.0" not in httpx2.get(f"{address}/metrics", timeout=60).text:
             pass
         process.send_signal(signal.SIGTERM)
         asking.join()
-        assert len(found[0].json()["rows"]) == 60
+        assert len(answers[0].json()["rows"]) == 60
         assert process.wait(60) == -signal.SIGTERM
     with pytest.raises(httpx2.ConnectError):
         httpx2.get(f"{address}/healthz")

@@ -1,12 +1,13 @@
 """Command `mm-ldlm serve`."""
 
+import contextlib
 import logging
 import os
 from typing import Any, get_type_hints
 
 import click
 
-from mm_ldlm.app.console import RUN, address, messages_only
+from mm_ldlm.app.console import RUN, listen, messages_only
 from mm_ldlm.core import ConfigurationError, parse
 from mm_ldlm.extras.service.requests import Limits
 from mm_ldlm.inference.files import run_of
@@ -17,7 +18,7 @@ from mm_ldlm.inference.files import run_of
 @click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step of the run.")
 @click.option("--device", help="cpu, cuda or cuda:N; by default the first GPU if there is one.")
 @click.option(
-    "--host", type=address, default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all addresses."
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all addresses."
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 chooses a free one.")
 @click.option("--key-variable", help="Name of the environment variable with the key that requests have to send.")
@@ -40,13 +41,17 @@ def serve(
             ) from None
         from mm_ldlm.inference.api import MMLDLM
 
+        listener = listen(host, port)
         model = MMLDLM.from_run(run_of(run), checkpoint=checkpoint, device=device)
-    click.echo(f"{model!r}\nThe page /docs of the address below explains the requests.", err=True)
+    host, port = listener.getsockname()[:2]
+    click.echo(f"{model!r}\nhttp://{f'[{host}]' if ':' in host else host}:{port}/docs explains the requests.", err=True)
     logging.getLogger("mm_ldlm.inference").setLevel(logging.ERROR)  # its warnings quote the texts of clients
-    uvicorn.run(
-        build(model, bounds, key=key), host=host, port=port, access_log=False, server_header=False,
-        limit_concurrency=512, timeout_graceful_shutdown=60,
+    served = uvicorn.Config(
+        build(model, bounds, key=key), access_log=False, server_header=False, limit_concurrency=512,
+        timeout_graceful_shutdown=60,
     )  # fmt: skip
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(served).run(sockets=[listener])
 
 
 def _key(name: str) -> str:
