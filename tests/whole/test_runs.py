@@ -228,7 +228,11 @@ def _headers(environment: str) -> str:
 def _runs_here(environment: str) -> bool:
     """Whether an environment needs nothing from outside this machine and no other run, and is not a comparison."""
     typed = sections(environment)
-    if "comparison" in layer(environment) or "init_from=FOLDER" in _headers(environment) or any(source.kind == "hub" for source in typed["ingestion"].sources):
+    if (
+        "comparison" in layer(environment)
+        or "init_from=FOLDER" in _headers(environment)
+        or any(source.kind == "hub" for source in typed["ingestion"].sources)
+    ):
         return False
     local = typed["encoder"] == sections("base")["encoder"]
     return local and not [pair for source in typed["ingestion"].sources for pair in source.files]

@@ -17,9 +17,7 @@ from mm_ldlm.inference.files import run_of
 @click.argument("run", required=False)
 @click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step of the run.")
 @click.option("--device", help="cpu, cuda or cuda:N; by default the first GPU if there is one.")
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all addresses."
-)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all addresses.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 chooses a free one.")
 @click.option("--key-variable", help="Name of the environment variable with the key that requests have to send.")
 def serve(
