@@ -92,7 +92,7 @@ def _parts(root: Path) -> tuple[Any, Any]:
 
 def bare_step(parts: Any) -> float:
     """CPU seconds of the next step of: forward, backward, AdamW. Its batches are made before."""
-    from mm_ldlm.training.stepper import total
+    from mm_ldlm.training.forward_backward import total
 
     state, stepper, optimization = parts.learner.state, parts.stepper, parts.learner.optimization
     planned = next(parts.loader.plan.from_(state.epoch, state.batch_in_epoch))

@@ -7,7 +7,8 @@ import pytest
 
 from mm_ldlm.core import ConfigurationError, WorkerFailed
 from mm_ldlm.distributed import collectives
-from mm_ldlm.distributed.process import choose_device, joined
+from mm_ldlm.distributed.device import choose_device
+from mm_ldlm.distributed.process import joined
 
 
 def be_rank(rank: int, world: int, port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,8 @@ from tests.training.faults import KIND
 from torch import Tensor
 
 from mm_ldlm.core import ConfigurationError, parse, parse_kind
-from mm_ldlm.distributed.process import Process, choose_device
+from mm_ldlm.distributed.device import choose_device
+from mm_ldlm.distributed.process import Process
 from mm_ldlm.models.base import MODELS, DataShape
 from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training import loop

@@ -1,4 +1,4 @@
-"""The process group: join it, choose this rank's device, and leave it cleanly."""
+"""The process group: join it with this rank's device, and leave it cleanly."""
 
 import atexit
 import contextlib
@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from mm_ldlm.core import ConfigurationError, WorkerFailed
 from mm_ldlm.distributed import entry, environment
+from mm_ldlm.distributed.device import choose_device
 from mm_ldlm.distributed.environment import RankInfo
 
 CPU = torch.device("cpu")
@@ -31,15 +32,6 @@ class Process(RankInfo):
     @property
     def is_main(self) -> bool:
         return self.rank == 0
-
-
-def choose_device(wanted: str, *, local_rank: int = 0) -> torch.device:
-    """Return the device: `auto` is the GPU of the local rank if there is one, else the CPU; or a torch device name."""
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda":
-        return torch.device("cuda", local_rank % max(torch.cuda.device_count(), 1))
-    return torch.device(wanted)
 
 
 @contextlib.contextmanager

@@ -20,10 +20,8 @@ from mm_ldlm.core import (
     MMLDLMError,
     NonNegativeInt,
     Registry,
-    SamplingError,
     bounded,
     check,
-    foreign_code,
     parse,
     parse_kind,
     show,
@@ -34,6 +32,7 @@ from mm_ldlm.data.encoders.base import load_encoder, no_encoder, parse_encoder
 from mm_ldlm.data.features import feature_of
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.store import ShardStore
+from mm_ldlm.distributed.device import working_device
 from mm_ldlm.inference.calibration import CALIBRATION, Calibration
 from mm_ldlm.inference.files import newest_run
 from mm_ldlm.models.base import MODELS, DataShape
@@ -105,7 +104,7 @@ def load_run(
         CheckpointError: the folder, its config.json or a complete checkpoint is missing or damaged, or the weights are
             not finite or do not fit the model that config.json describes.
     """
-    use_ema, chosen = check(use_ema, bool, name="use_ema"), _device(device)
+    use_ema, chosen = check(use_ema, bool, name="use_ema"), working_device(device)
     which = check(checkpoint, Annotated[str, bounded(min_length=1)] | NonNegativeInt, name="checkpoint")
     run = newest_run(path)
     found = folder.find(run, which=which)
@@ -234,19 +233,6 @@ def run_config(path: Path, checkpoint: Path) -> dict[str, Any]:
             "or choose another run."
         ) from None
     return {**config, "shape": shape, "fingerprints": fingerprints}
-
-
-def _device(device: Any) -> torch.device:
-    """Return a device that can compute; None is the first GPU if there is one, otherwise the CPU."""
-    with foreign_code(lambda reason: SamplingError(
-        f"device: expected one of this machine, found {show(device, 60)} ({reason}). Choose cpu, cuda or cuda:N, or "
-        "leave it out."
-    )):  # fmt: skip
-        chosen = (
-            torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else torch.device(device)
-        )
-        torch.zeros(1, device=chosen).cpu()
-    return chosen
 
 
 def _encoder_of(config: dict[str, Any], expected: str, device: torch.device) -> tuple[Callable[[], Any] | None, str]:

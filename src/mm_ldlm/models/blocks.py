@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from mm_ldlm.core import Fraction, Layers, PositiveFloat, Ratio, Size, config, refuse_if
-from mm_ldlm.models.attention import EPSILON, Attention, QKNorm, by_hand
+from mm_ldlm.models.attention import EPSILON, SHORT, Attention, QKNorm, by_hand
 from mm_ldlm.models.parts import tag
 from mm_ldlm.models.rope import rotate
 
@@ -121,9 +121,10 @@ def modulate(x_BLD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
 def prepare_qkv(qkvs: list[Tensor], norms: list[QKNorm | None], ropes: tuple[Tensor | None, ...]) -> Tensor:
     """Join raw (B, L_i, 3, H, E) of each stream to (B, S, 3, H, E); normalise and rotate Q and K in float32.
 
-    On the CPU the result is float32 under autocast too, as the attention of short texts.
+    On the CPU the result for short texts is float32 under autocast too, as their attention.
     """
-    ready, dtype = [], torch.float32 if by_hand(qkvs[0]) else qkvs[0].dtype
+    short = sum(qkv.shape[1] for qkv in qkvs) <= SHORT
+    ready, dtype = [], torch.float32 if short and by_hand(qkvs[0]) else qkvs[0].dtype
     for qkv, norm, rope in zip(qkvs, norms, ropes, strict=True):
         qk, v = qkv.split([2, 1], dim=2)
         qk = qk.float() if norm is None else norm(qk)

@@ -204,17 +204,6 @@ def require_interface(objective: Any, model: Any, *interfaces: type) -> None:
         )
 
 
-# -- draws that are the same on all ranks, or belong to an example -----------------------------------------------------
-
-CONDITION_DROPOUT = 0.1
-"""Fraction of examples whose condition is dropped, by default."""
-
-
-def dropped(generator: RowGenerator, fraction: float) -> Tensor:
-    """Select the examples (B,) whose condition is replaced by its learned null (guidance, arXiv:2207.12598)."""
-    return generator.fork("condition").uniform() < fraction
-
-
 OBJECTIVES = Kinds(
     "objective",
     {

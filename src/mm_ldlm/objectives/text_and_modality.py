@@ -22,15 +22,15 @@ from mm_ldlm.diffusion.schedules import GaussianSchedule, Scales, SmallestTime
 from mm_ldlm.diffusion.times import antithetic
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.objectives.base import (
-    CONDITION_DROPOUT,
     Batch,
     Losses,
     Objective,
     ObjectiveConfig,
     Unit,
-    dropped,
 )
+from mm_ldlm.objectives.condition_dropout import CONDITION_DROPOUT, dropped
 from mm_ldlm.objectives.gaussian_generation import ModalityGeneration
+from mm_ldlm.objectives.self_conditioning import first_estimate
 from mm_ldlm.objectives.text_loss import NoisyTexts, by_time, corrupt, length_loss, text_losses
 
 
@@ -88,18 +88,6 @@ class GaussianModality(nn.Module):
             losses["noise_level"] = (torch.where(real_B, scales.noise_B, 0.0).sum(), count)
             losses |= by_time(f"{name}_error", error_B.detach(), noisy.t_B, real_B.float())
         return losses
-
-    def self_condition(self, model: Any, tokens_BL: Tensor, inputs: dict[str, Any], generator: RowGenerator) -> Tensor:
-        """Estimate x_0 (B, d) in a first pass without gradient; zeros in half of the steps (arXiv:2208.04202, §3.2).
-
-        The choice is one for all examples and ranks. `inputs` are the arguments of the model in the second pass.
-        """
-        zeros_Bd = torch.zeros_like(inputs["latents_Bd"])
-        if generator.fork("self_condition").shared_uniform() >= 0.5:
-            return zeros_Bd
-        with torch.no_grad():
-            first = model(tokens_BL, **inputs, self_condition_Bd=zeros_Bd, heads=("latent",))
-            return self.x0(first.latent_Bd, inputs["latents_Bd"], inputs["t_latent_B"])
 
 
 def value_times(batch: Batch, generator: RowGenerator, *, t_min: float) -> Tensor:
@@ -288,7 +276,7 @@ class ModalityObjective(Objective):
         # learns the marginal distribution of lengths.
         inputs["length_latents_Bd"], inputs["null_length_B"] = x0_Bd, dropped_B
         if config.self_condition and values is not None:
-            inputs["self_condition_Bd"] = self.modality.self_condition(model, tokens_BL, inputs, generator)
+            inputs["self_condition_Bd"] = first_estimate(model, tokens_BL, inputs, generator, x0=self.modality.x0)
         want_length = config.length_weight > 0 and (noisy is not None or config.length_in_every_step)
         wanted = {"text": noisy is not None, "latent": values is not None, "length": want_length}
         inputs["heads"] = tuple(name for name, here in wanted.items() if here)

@@ -15,6 +15,7 @@ from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.counters import seed_everything, step_seed
 from mm_ldlm.training.data import Data, token_counts
+from mm_ldlm.training.forward_backward import Stepper
 from mm_ldlm.training.initial import initialise
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.learner import Learner
@@ -22,7 +23,6 @@ from mm_ldlm.training.loop import Run
 from mm_ldlm.training.observers import OBSERVERS
 from mm_ldlm.training.precision import resolve
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.stepper import Stepper
 from mm_ldlm.training.throughput import Throughput
 from mm_ldlm.training.validation import Validation
 

@@ -20,12 +20,12 @@ from mm_ldlm.training.checkpointer import Checkpointer
 from mm_ldlm.training.checkpoints.reference import latest
 from mm_ldlm.training.config import TrainingConfig
 from mm_ldlm.training.data import Data
+from mm_ldlm.training.forward_backward import Averages, Stepper, Tally
 from mm_ldlm.training.guard import Verdict
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.observers import Observer
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.stepper import Averages, Stepper, Tally
 from mm_ldlm.training.throughput import Throughput
 
 Ending = Literal["finished", "stopped"]

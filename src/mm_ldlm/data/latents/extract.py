@@ -39,7 +39,8 @@ from mm_ldlm.data.latents.config import ExtractConfig
 from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.data.store.writer import Parts
-from mm_ldlm.distributed import environment, failure, process
+from mm_ldlm.distributed import environment, failure
+from mm_ldlm.distributed.device import choose_device
 from mm_ldlm.distributed.launch import LaunchConfig, RanksConfig, check_hosts, launch, with_environment
 
 logger = logging.getLogger(__name__)
@@ -268,7 +269,7 @@ def encode_shards(job: Job, numbers: Sequence[int], *, encoder: Encoder, process
         EncoderError: The encoder returned numbers that are not finite and the job is to stop; names the sentences.
     """
     if job.encoder.device is not None:
-        device = process.choose_device(job.encoder.device)
+        device = choose_device(job.encoder.device)
         encoder.lanes = max(1, lanes_of(device, threads=job.config.threads) // processes)
     records = ShardStore.open(job.records, "records")
     for number in numbers:
@@ -354,7 +355,7 @@ def main(file: Path) -> None:
     job = parse(Job, plain, at="job")
     device = job.encoder.device
     if device in ("auto", "cuda"):
-        device = str(process.choose_device(device, local_rank=rank.local_rank))
+        device = str(choose_device(device, local_rank=rank.local_rank))
     unfinished = [number for number in missing if not job.parts.record(number).is_file()]
     encode_shards(job, unfinished, encoder=job.load(device=device), processes=rank.local_world)
 

@@ -16,9 +16,9 @@ from mm_ldlm.core.files import write_text
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.parallel import full
 from mm_ldlm.objectives.base import Batch
+from mm_ldlm.training.forward_backward import Stepper, total
 from mm_ldlm.training.loop import Run
 from mm_ldlm.training.observers import Observer
-from mm_ldlm.training.stepper import Stepper, total
 
 LARGEST_NORM = 1e19
 """The square of a larger norm exceeds float32."""

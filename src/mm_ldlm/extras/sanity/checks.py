@@ -23,10 +23,10 @@ from mm_ldlm.objectives.base import Batch
 from mm_ldlm.training.batches import Planned
 from mm_ldlm.training.build import build
 from mm_ldlm.training.data import Data, open_data
+from mm_ldlm.training.forward_backward import AUTOCAST
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.loop import Run
 from mm_ldlm.training.spec import TrainingSpec
-from mm_ldlm.training.stepper import AUTOCAST
 
 
 @config

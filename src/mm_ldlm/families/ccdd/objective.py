@@ -25,8 +25,9 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import GAUSSIAN_SCHEDULES, CosineLatents, GaussianSchedule, Scales
 from mm_ldlm.families.ccdd.model import TextAndStatesModel
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.base import CONDITION_DROPOUT, Batch, Losses, dropped, require_interface
+from mm_ldlm.objectives.base import Batch, Losses, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
+from mm_ldlm.objectives.condition_dropout import CONDITION_DROPOUT, dropped
 from mm_ldlm.objectives.generation import DenoiserGeneration
 from mm_ldlm.objectives.text_and_modality import value_times
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig

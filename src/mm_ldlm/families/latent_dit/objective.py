@@ -16,8 +16,9 @@ from mm_ldlm.core import Fraction, config
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.latent_dit.model import TextGivenLatentModel
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.objectives.base import CONDITION_DROPOUT, Batch, dropped, require_interface
+from mm_ldlm.objectives.base import Batch, require_interface
 from mm_ldlm.objectives.capabilities import Capabilities, untrained_lengths
+from mm_ldlm.objectives.condition_dropout import CONDITION_DROPOUT, dropped
 from mm_ldlm.objectives.generation import DenoiserGeneration
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
 from mm_ldlm.sampling.denoising import Logits, TextDenoiser
