@@ -121,7 +121,7 @@ class LongAttention(torch.autograd.Function):
 
 
 def chunks(key_mask: Tensor | None, *each: Tensor) -> Iterator[tuple[Tensor | None, *tuple[Tensor, ...]]]:
-    """Divide the batch so that the attention matrices of a part fit into the cache; yield its mask and tensors (BH, S, E)."""
+    """Yield the mask and tensors (BH, S, E) of parts of the batch whose attention matrices fit into the cache."""
     B, H, S, _ = each[0].shape
     rows = max(1, MATRIX // (H * S * S))
     for start in range(0, B, rows):
