@@ -97,14 +97,14 @@ class LongAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         ctx.save_for_backward(q, k, v, key_mask)
-        parts = [LongAttention.logits(qi, ki, mask).softmax(-1) @ vi for mask, qi, ki, vi in chunks(key_mask, q, k, v)]
+        parts = [LongAttention.logits(qi, ki, mask).softmax(-1) @ vi for mask, (qi, ki, vi) in chunks(key_mask, q, k, v)]
         return torch.cat(parts).view_as(q)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *qkv, key_mask = ctx.saved_tensors
         scale, parts = qkv[0].shape[-1] ** -0.5, []
-        for mask, qi, ki, vi, grad in chunks(key_mask, *qkv, grads[0]):
+        for mask, (qi, ki, vi, grad) in chunks(key_mask, *qkv, grads[0]):
             logits = LongAttention.logits(qi, ki, mask)
             with torch.enable_grad():
                 p = logits.requires_grad_().softmax(-1)
@@ -120,14 +120,14 @@ class LongAttention(torch.autograd.Function):
         return logits if mask is None else logits.masked_fill_(~mask, -torch.inf)
 
 
-def chunks(key_mask: Tensor | None, *each: Tensor) -> Iterator[tuple[Tensor | None, *tuple[Tensor, ...]]]:
+def chunks(key_mask: Tensor | None, *each: Tensor) -> Iterator[tuple[Tensor | None, list[Tensor]]]:
     """Yield the mask and tensors (BH, S, E) of parts of the batch whose attention matrices fit into the cache."""
     B, H, S, _ = each[0].shape
     rows = max(1, MATRIX // (H * S * S))
     for start in range(0, B, rows):
         part = slice(start, start + rows)
         mask = None if key_mask is None else key_mask[part].expand(-1, H, -1, -1).flatten(0, 1)
-        yield mask, *(x[part].flatten(0, 1) for x in each)
+        yield mask, [x[part].flatten(0, 1) for x in each]
 
 
 class QKNorm(nn.Module):
