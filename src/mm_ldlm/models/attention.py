@@ -97,7 +97,9 @@ class LongAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         ctx.save_for_backward(q, k, v, key_mask)
-        parts = [LongAttention.logits(qi, ki, mask).softmax(-1) @ vi for mask, (qi, ki, vi) in chunks(key_mask, q, k, v)]
+        parts = [
+            LongAttention.logits(qi, ki, mask).softmax(-1) @ vi for mask, (qi, ki, vi) in chunks(key_mask, q, k, v)
+        ]
         return torch.cat(parts).view_as(q)
 
     @staticmethod
