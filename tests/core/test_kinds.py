@@ -1,4 +1,4 @@
-"""Registries: where components are found, and what a kind that is none is told."""
+"""Registries: where components are found, and the refusal of a value that is not a kind."""
 
 import importlib
 import pkgutil
@@ -75,7 +75,7 @@ class Base(ABC):
 
 @pytest.fixture(autouse=True)
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package of shapes in a folder of the path, with entry points of its own."""
+    """A package of shapes in a folder of the path, with entry points."""
     (tmp_path / "shapes_of_a_test.py").write_text(PACKAGE)
     (tmp_path / "broken_of_a_test.py").write_text("raise SystemExit('a' * 100_000)")
     info = tmp_path / "shapes_of_a_test-1.dist-info"

@@ -15,11 +15,11 @@ Lines = Sequence[dict[str, Any]]
 Sink = Callable[[Lines], None]
 
 INTERVAL = 0.5
-"""Seconds between two looks at a log"""
+"""Seconds between two reads of a log"""
 
 
 class Follower:
-    """A thread that passes new lines of a log to a sink until it is stopped, then the remaining lines, then none.
+    """A thread that passes new lines of a log to a sink until it is stopped, then the rest, then an empty list.
 
     A sink that raises gets no more lines, with a warning, because an error in tracking must not stop the run.
     """

@@ -25,7 +25,7 @@ from mm_ldlm.core import Kinds, WorkerFailed, config
 FEW = 16
 """Tasks that this process computes before it starts others, which takes seconds"""
 MOST = 8
-"""Processes beyond which the one that merges the results of ingestion is the limit, while each takes memory"""
+"""Processes at most: with more of them, merging the results of ingestion is the limit, and each takes memory"""
 
 
 class Engine(Protocol):
@@ -76,7 +76,7 @@ def count_cores() -> int:
 
 
 class LocalEngine:
-    """Runs the first tasks one after another in this process, and many tasks on all cores of this host."""
+    """Runs the first tasks one after another in this process, and further ones on up to `MOST` cores of this host."""
 
     gpus = 0
 

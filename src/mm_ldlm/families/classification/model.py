@@ -106,8 +106,8 @@ class ClassHead(nn.Module):
 class ComparisonHead(nn.Module):
     """MLP from the features of two items to the logits of first, second and similar; all equal at the start.
 
-    With h(u, v) in R², the logits are a, −a and b, where a = h₁(u, v) − h₁(v, u) and b = h₂(u, v) + h₂(v, u). If the
-    items are exchanged, the logits of first and second are exchanged, and that of similar is the same.
+    With h(u, v) in R², the logits are a, −a and b, where a = h₁(u, v) − h₁(v, u) and b = h₂(u, v) + h₂(v, u) + bias.
+    Exchanging the items exchanges the logits of first and second, and leaves the logit of similar as it is.
     """
 
     def __init__(self, feature_dim: int, *, hidden_dim: int) -> None:

@@ -49,14 +49,13 @@ class Classes:
     @property
     def labels(self) -> tuple[str, ...]:
         """The most probable class of each example"""
-        return tuple(self.names[i] for i in np.asarray(self.probabilities).argmax(axis=1))
+        return tuple(self.names[i] for i in self.probabilities.argmax(axis=1))
 
     def to_frame(self) -> "pd.DataFrame":
         """Convert to a table with one row per example: source, label, and the probability of each class by name."""
         import pandas as pd
 
-        values = np.asarray(self.probabilities)
-        named = {f"p({name})": values[:, i] for i, name in enumerate(self.names)}
+        named = {f"p({name})": self.probabilities[:, i] for i, name in enumerate(self.names)}
         return pd.DataFrame({"source": list(self.sources), "label": list(self.labels), **named})
 
 
@@ -118,9 +117,8 @@ def classify_latents(model: MMLDLM, latents: Latents, sources: Sequence[str | No
     with classifier.evaluating():
         results = [_probabilities(classifier.class_logits(latents_nd[batch])) for batch in batches]
     found = model.writer.joined(batches, results)
-    norms_n = model.norms(raw_nd)
     named = tuple(sources or [None] * len(raw_nd))
-    return Classes(named, classifier.classes, found[PROBABILITIES], latent_norms=norms_n)
+    return Classes(named, classifier.classes, found[PROBABILITIES], latent_norms=model.norms(raw_nd))
 
 
 def _refuse_second(model: MMLDLM, *, given: bool) -> None:

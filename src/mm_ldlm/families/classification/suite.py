@@ -114,12 +114,12 @@ def predict(model: Any, dataset: Dataset, rows: StoreRows) -> Floats:
 
     held = read_sentences(dataset, rows)
     if model.model.classifies == "latents":
-        return np.asarray(classify_latents(model, held.latents).probabilities)
+        return classify_latents(model, held.latents).probabilities
     second = None
     if model.model.classifies == "pairs":
         ids_nL = dataset.field("pair_tokens").batch(rows)
         second = [[int(i) for i in row if i != dataset.tokenizer.pad_id] for row in ids_nL]
-    return np.asarray(classify_tokens(model, held.tokens, held.texts, second=second).probabilities)
+    return classify_tokens(model, held.tokens, held.texts, second=second).probabilities
 
 
 def labels_of(dataset: Dataset, rows: StoreRows, names: list[str]) -> Ints:
