@@ -36,7 +36,7 @@ TYPICAL_QUANTILES = (0.001, 0.999)
 TYPICAL_MARGIN = 1.15
 TYPICAL_ROWS = 100
 """Quantiles of the norms of the validation split, the factor by which the range is wider on both sides, and the rows
-that it needs: that of fewer leaves out many of the same kind"""
+that a range needs: outside of one of fewer rows are many latents of the same kind"""
 _SIGNATURE = "signature.safetensors"
 _READ_ROWS = 16_384
 
