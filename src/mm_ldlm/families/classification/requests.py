@@ -36,7 +36,7 @@ class Classes:
     """The text, the first text of a pair, or None for a latent"""
     names: tuple[str, ...]
     """Names of the K classes"""
-    probabilities: Floats = dataclasses.field(repr=False)
+    probabilities: npt.NDArray[np.float64] = dataclasses.field(repr=False)
     """(n, K) in the order of `names`; each row sums to 1"""
     latent_norms: Floats | None = dataclasses.field(default=None, repr=False)
     """(n,) as in `Texts`; None for texts"""
