@@ -3,13 +3,13 @@
 import itertools
 import threading
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_ldlm.data.inference_batches import batches_by_length, lanes_of, side_by_side
+from mm_ldlm.models.defaults import fixed_threads
 
 
 @given(st.lists(st.integers(0, 40)), st.integers(1, 60), st.none() | st.integers(1, 6))
@@ -48,4 +48,7 @@ def test_lanes_share_the_cores_of_a_cpu_and_a_device_has_one(monkeypatch: pytest
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
     assert [lanes_of("cpu", threads=threads) for threads in (1, 2, 4, 9)] == [6, 3, 1, 1]
     assert lanes_of("cuda", threads=1) == 1
-    assert np.int64(lanes_of("cpu")) == 6 // torch.get_num_threads()
+    for most, lanes, each in ((4, 3, 2), (1, 3, 1), (4, 6, 1)):
+        with fixed_threads(most):
+            found = list(side_by_side(lambda _: torch.get_num_threads(), range(6), lanes=lanes))
+            assert (found, torch.get_num_threads()) == ([each] * 6, most)

@@ -35,25 +35,25 @@ def batches_by_length(
     return batches
 
 
-def lanes_of(device: torch.device | str, *, threads: int | None = None) -> int:
+def lanes_of(device: torch.device | str, *, threads: int = 1) -> int:
     """Return how many batches to compute at a time: on a CPU one per `threads` cores, on other devices one.
 
-    `threads` is the number of threads of one batch; None is torch's. Operations on small batches gain little from
-    a second thread, but matrix products release Python's lock.
+    Operations on small batches gain little from a second thread, but matrix products release Python's lock.
     """
-    if torch.device(device).type != "cpu":
-        return 1
-    return max(1, count_cores() // (threads or torch.get_num_threads()))
+    return max(1, count_cores() // threads) if torch.device(device).type == "cpu" else 1
 
 
 def side_by_side(work: Callable[[Batch], Result], batches: Sequence[Batch], *, lanes: int) -> Iterator[Result]:
     """Return an iterator of `work(batch)` for each batch, in order, with `lanes` batches at a time, without gradients.
 
-    The results do not depend on the number of lanes. After an error, batches that were not started are left out.
+    Each lane has the threads of the caller, or fewer, because the lanes share the cores. The results do not depend on
+    the number of lanes. After an error, batches that were not started are left out.
     """
-    if min(lanes, len(batches)) <= 1:
+    lanes = min(lanes, len(batches))
+    if lanes <= 1:
         return map(work, batches)
-    pool = ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
+    threads = max(1, min(torch.get_num_threads(), count_cores() // lanes))
+    pool = ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(threads,))
     results = pool.map(torch.inference_mode()(work), batches)  # the mode is set for each thread
     pool.shutdown(wait=False)
     return results

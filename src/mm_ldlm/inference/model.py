@@ -100,8 +100,7 @@ class LoadedModel:
 
     Args:
         encoder: the encoder that made the latents; None loads the run's when it is first needed.
-        batch_tokens: None chooses it by the device and the size of the vocabulary. A CPU computes a batch on each core
-            (docs/configuration.md, OMP_NUM_THREADS).
+        batch_tokens: None chooses it by the device and the size of the vocabulary. A CPU computes a batch on each core.
     """
 
     strict = True

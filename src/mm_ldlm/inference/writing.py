@@ -94,8 +94,8 @@ class Writer:
         tokens = max(self.batch_tokens, min(most * self.batch_tokens, sum(lengths) // 2))
         batches = [batch.tolist() for batch in batches_by_length(lengths, max_tokens=tokens)]
         lanes = min(lanes_of(self.model.device), MOST_LOGITS // (self.batch_tokens * self.model.shape.vocab_size))
-        made = side_by_side(work, batches, lanes=lanes)
         with self.model.evaluating():
+            made = side_by_side(work, batches, lanes=lanes)
             yield batches, shown(made, total=len(batches), desc=doing, unit="batches") if doing else made
 
     def joined(self, batches: Sequence[Any], results: Iterable[Values]) -> dict[str, Any]:

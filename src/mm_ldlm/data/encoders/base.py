@@ -60,6 +60,8 @@ class Encoder(abc.ABC):
     """Dimension d of the vectors"""
     lanes: int = 1
     """Number of batches that `run` computes at a time, which changes no vector"""
+    threads: int = 1
+    """Number of threads of each, which influences the last bits"""
     max_length: int | None = None
     """Largest number of tokens, special ones included, that it reads of a sentence; None if that is unknown"""
 

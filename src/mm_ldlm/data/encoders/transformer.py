@@ -20,6 +20,7 @@ from mm_ldlm.data.encoders.base import Encoder
 from mm_ldlm.data.encoders.specs import EncoderSpec, LocatedWeights, Pooling
 from mm_ldlm.data.inference_batches import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.distributed.device import choose_device
+from mm_ldlm.models.defaults import fixed_threads, threads_of
 
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]
 """Indices (b,), token ids (b, L) int64 padded, and valid (b, L) bool or None when nothing is padded."""
@@ -55,9 +56,9 @@ class TransformerEncoder(_LocalEncoder):
         self.spec = located.spec
         self.batch_tokens, self.batch_rows = batch_tokens, batch_rows
         self.device = choose_device(device)
-        self.lanes = lanes_of(self.device)
         self.tokenizer, model = _load(located)
         self.model = pack_linear_layers(model.to(self.device))
+        self.lanes, self.threads = lanes_of(self.device), threads_of(self.model)
         self.pad_id = self.tokenizer.pad_token_id
         if self.pad_id is None:
             raise EncoderError(
@@ -109,7 +110,8 @@ class TransformerEncoder(_LocalEncoder):
             chosen, ids_BL, valid_BL = batch
             out[chosen] = self.forward(torch.from_numpy(ids_BL), valid_BL).cpu().numpy()
 
-        list(side_by_side(forward, prepared, lanes=self.lanes))
+        with fixed_threads(self.threads):
+            list(side_by_side(forward, prepared, lanes=self.lanes))
         return out
 
     def forward(self, ids_BL: torch.Tensor, valid_BL: npt.NDArray[np.bool_] | None) -> torch.Tensor:

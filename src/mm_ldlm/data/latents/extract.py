@@ -26,7 +26,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from mm_ldlm.core import ConfigurationError, EncoderError, parse, to_dict
 from mm_ldlm.core.files import InputFile, write_json
@@ -42,6 +41,7 @@ from mm_ldlm.data.store.writer import Parts
 from mm_ldlm.distributed import environment, failure
 from mm_ldlm.distributed.device import choose_device
 from mm_ldlm.distributed.launch import LaunchConfig, RanksConfig, check_hosts, launch, with_environment
+from mm_ldlm.models.defaults import fixed_threads
 
 logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
@@ -270,7 +270,8 @@ def encode_shards(job: Job, numbers: Sequence[int], *, encoder: Encoder, process
     """
     if job.encoder.device is not None:
         device = choose_device(job.encoder.device)
-        encoder.lanes = max(1, lanes_of(device, threads=job.config.threads) // processes)
+        encoder.threads = job.config.threads
+        encoder.lanes = max(1, lanes_of(device, threads=encoder.threads) // processes)
     records = ShardStore.open(job.records, "records")
     for number in numbers:
         ids, texts = job.read(records, number)
@@ -303,7 +304,7 @@ class EncodeTexts:
     def __call__(self, texts: list[str]) -> Vectors:
         if self._encoder is None:
             self._encoder = self.job.load(device=self.device)
-            self._encoder.lanes = 1
+            self._encoder.lanes, self._encoder.threads = 1, self.job.config.threads
         return self.job.encode(texts, self._encoder)
 
 
@@ -335,17 +336,6 @@ def _device_of_tasks(wanted: str | None, *, gpus: int) -> str:
             "with GPUs, or remove the engine."
         )
     return "cuda" if gpus and wanted != "cpu" else "cpu"
-
-
-@contextlib.contextmanager
-def fixed_threads(count: int) -> Iterator[None]:
-    """Use a fixed number of threads, which determines how sums are split and thus their last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def main(file: Path) -> None:
