@@ -17,8 +17,6 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
 # The threads of a tokenizer do not survive a fork, and the data workers and the launcher fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Training processes, and batches that are computed in parallel, share the cores.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from kedro.framework.context import KedroContext
 

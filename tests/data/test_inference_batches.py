@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_ldlm.data.inference_batches import batches_by_length, lanes_of, side_by_side
-from mm_ldlm.models.defaults import fixed_threads
+from mm_ldlm.distributed.device import fixed_threads
 
 
 @given(st.lists(st.integers(0, 40)), st.integers(1, 60), st.none() | st.integers(1, 6))

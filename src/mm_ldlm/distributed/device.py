@@ -1,10 +1,18 @@
-"""The device that computes: a GPU of this machine, or the CPU."""
+"""The device that computes, a GPU of this machine or the CPU, and the threads of a CPU."""
 
+import contextlib
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from threadpoolctl import ThreadpoolController
+from torch import nn
 
 from mm_ldlm.core import SamplingError, foreign_code, show
+
+SMALL = 50_000_000
+"""Number of parameters up to which several threads would wait for one another longer than they compute"""
 
 
 def choose_device(wanted: str, *, local_rank: int = 0) -> torch.device:
@@ -25,3 +33,25 @@ def working_device(wanted: Any) -> torch.device:
         chosen = choose_device("auto" if wanted is None else wanted)
         torch.zeros(1, device=chosen).cpu()
     return chosen
+
+
+@contextlib.contextmanager
+def fixed_threads(count: int) -> Iterator[None]:
+    """Let torch and NumPy use this number of threads, which determines how sums are split and thus their last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        with _libraries().limit(limits=count, user_api="blas"):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+_libraries = functools.cache(ThreadpoolController)
+
+
+def threads_of(model: nn.Module) -> int:
+    """Return the number of threads that compute a batch of a model: one for a small model on a CPU, else torch's."""
+    parameters = list(model.parameters())
+    small = parameters[0].device.type == "cpu" and sum(each.numel() for each in parameters) <= SMALL
+    return 1 if small else torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Defaults of torch, whatever the program around has set: float32, the CPU, and the number of threads."""
+"""float32, the CPU and, after a fork, one thread as the defaults of torch, whatever the program around has set."""
 
 import functools
 import os
@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-from torch import nn
 
-SMALL = 50_000_000
-"""Number of parameters up to which several threads would wait for one another longer than they compute"""
 _lock, _inside, _outside = threading.Lock(), [0], [torch.float32]
 
 
@@ -40,24 +37,6 @@ def plain_defaults() -> Iterator[None]:
             _inside[0] -= 1
             if _inside[0] == 0:
                 torch.set_default_dtype(_outside[0])
-
-
-@contextmanager
-def fixed_threads(count: int) -> Iterator[None]:
-    """Use this number of threads, which determines how sums are split and thus their last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def threads_of(model: nn.Module) -> int:
-    """Return the number of threads that compute a batch of a model: one for a small model on a CPU, else torch's."""
-    parameters = list(model.parameters())
-    small = parameters[0].device.type == "cpu" and sum(each.numel() for each in parameters) <= SMALL
-    return 1 if small else torch.get_num_threads()
 
 
 @functools.cache

@@ -17,8 +17,9 @@ from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.nelbo import Likelihood
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.distributed.device import fixed_threads, threads_of
 from mm_ldlm.models.base import DataShape
-from mm_ldlm.models.defaults import fixed_threads, plain_defaults, threads_of
+from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.objectives.capabilities import untrained_lengths
 from mm_ldlm.sampling.denoising import Canvas, TextDenoiser, TextSample
 from mm_ldlm.sampling.registry import default_text_sampler

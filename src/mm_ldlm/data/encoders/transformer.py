@@ -19,8 +19,7 @@ from mm_ldlm.core import EncoderError, Registry, reason_of
 from mm_ldlm.data.encoders.base import Encoder
 from mm_ldlm.data.encoders.specs import EncoderSpec, LocatedWeights, Pooling
 from mm_ldlm.data.inference_batches import batches_by_length, lanes_of, side_by_side
-from mm_ldlm.distributed.device import choose_device
-from mm_ldlm.models.defaults import fixed_threads, threads_of
+from mm_ldlm.distributed.device import choose_device, fixed_threads, threads_of
 
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]
 """Indices (b,), token ids (b, L) int64 padded, and valid (b, L) bool or None when nothing is padded."""

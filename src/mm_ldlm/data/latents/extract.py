@@ -39,9 +39,8 @@ from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.data.store.writer import Parts
 from mm_ldlm.distributed import environment, failure
-from mm_ldlm.distributed.device import choose_device
+from mm_ldlm.distributed.device import choose_device, fixed_threads
 from mm_ldlm.distributed.launch import LaunchConfig, RanksConfig, check_hosts, launch, with_environment
-from mm_ldlm.models.defaults import fixed_threads
 
 logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1

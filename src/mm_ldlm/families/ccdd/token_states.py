@@ -126,7 +126,7 @@ class TokenStates(Feature):
         }
         parts = Parts(workspace, made_by)
         from mm_ldlm.data.encoders.transformer import TransformerEncoder
-        from mm_ldlm.models.defaults import fixed_threads
+        from mm_ldlm.distributed.device import fixed_threads
 
         done = parts.begin()
         if Manifest.exists(workspace):
