@@ -21,6 +21,7 @@ from mm_ldlm.core import PositiveInt, SamplingError, check, show
 from mm_ldlm.core.progress import shown
 from mm_ldlm.data.inference_batches import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.diffusion.random import RowGenerator
+from mm_ldlm.distributed.device import fixed_threads, threads_of
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.limits import Length
@@ -82,6 +83,12 @@ class Writer:
         refuse_beyond_memory(self.batch_tokens * vocab_size * BYTES_PER_LOGIT, f"batch_tokens {self.batch_tokens:,}")
 
     @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Switch the model to evaluation mode, and use the number of threads that suits it."""
+        with fixed_threads(threads_of(self.model.model)), self.model.evaluating():
+            yield
+
+    @contextmanager
     def computing(
         self, work: Callable[[list[int]], Values], lengths: Sequence[int], doing: str, *, most: int = 1
     ) -> Iterator[tuple[list[list[int]], Iterable[Values]]]:
@@ -94,7 +101,7 @@ class Writer:
         tokens = max(self.batch_tokens, min(most * self.batch_tokens, sum(lengths) // 2))
         batches = [batch.tolist() for batch in batches_by_length(lengths, max_tokens=tokens)]
         lanes = min(lanes_of(self.model.device), MOST_LOGITS // (self.batch_tokens * self.model.shape.vocab_size))
-        with self.model.evaluating():
+        with self.evaluating():
             made = side_by_side(work, batches, lanes=lanes)
             yield batches, shown(made, total=len(batches), desc=doing, unit="batches") if doing else made
 
@@ -154,7 +161,7 @@ class Writer:
 
     def length_log_probs(self, latents_nd: Tensor | None, *, rows: int) -> Tensor:
         """Compute log-probabilities (n, N) of the lengths 1..N."""
-        with self.model.evaluating():
+        with self.evaluating():
             if latents_nd is None:
                 found_nN = self.model.length_log_probs(None, rows=1).expand(rows, -1)
             else:

@@ -17,7 +17,6 @@ from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.nelbo import Likelihood
 from mm_ldlm.diffusion.process import TextProcess
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.distributed.device import fixed_threads, threads_of
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.objectives.capabilities import untrained_lengths
@@ -84,7 +83,7 @@ class GenerativeModel:
         was_training = self.model.training
         self.model.eval()
         try:
-            with plain_defaults(), fixed_threads(threads_of(self.model)), torch.inference_mode():
+            with plain_defaults(), torch.inference_mode():
                 yield
         finally:
             self.model.train(was_training)
