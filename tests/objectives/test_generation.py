@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -241,6 +242,7 @@ def returning(made: Callable[[Tensor], Any]) -> Any:
     [
         returning(lambda tokens_BL: tokens_BL),
         returning(lambda tokens_BL: TextSample.start(tokens_BL[:, 1:])),
+        returning(lambda tokens_BL: replace(TextSample.start(tokens_BL), calls_per_row=torch.ones(()))),
         ShortScores(),
     ],
 )

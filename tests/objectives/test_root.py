@@ -21,8 +21,8 @@ from mm_ldlm.inference.loading import load_run
 from mm_ldlm.models.base import MODELS, DataShape, build_on_meta
 from mm_ldlm.models.dit import DiT, DiTConfig
 from mm_ldlm.models.parts import tag, tagged_parameters
-from mm_ldlm.objectives.base import OBJECTIVES, Losses, Objective
-from mm_ldlm.objectives.generation import GenerativeModel
+from mm_ldlm.objectives.base import OBJECTIVES, Losses
+from mm_ldlm.objectives.generation import DenoiserGeneration, GenerativeModel
 from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.objectives.text_diffusion import TextDiffusion, TextDiffusionConfig
 from mm_ldlm.training.checkpoints import folder
@@ -131,6 +131,11 @@ def build(objective: Any, model: Any = DIT) -> TrainableRoot:
     return build_root(model, objective, SHAPE, generator=torch.Generator().manual_seed(0), stores={})
 
 
+def first_losses(root: TrainableRoot) -> Losses:
+    found: Losses = root(random_batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
+    return found
+
+
 @pytest.mark.parametrize("on_meta", [True, False])
 def test_a_model_with_memory_that_nobody_has_set_is_refused_by_name(on_meta: bool, refuses: Any) -> None:
     class Forgetful(DiTConfig):
@@ -147,28 +152,50 @@ def test_a_model_with_memory_that_nobody_has_set_is_refused_by_name(on_meta: boo
         build(TextDiffusionConfig(), Forgetful(**dataclasses.asdict(DIT)))
 
 
-def hide(objective: Objective, parameter: nn.Parameter, way: str) -> None:
-    """Keep a parameter in a place where `parameters()` does not find it."""
-    places: dict[str, Any] = {
-        "list": [parameter], "tuple": (1, (parameter,)), "dict": {"rate": parameter},
-        "object": dataclasses.make_dataclass("Holder", ["rate"])(parameter), "modules": [nn.Linear(2, 2)],
-        "closure": lambda: parameter, "tensor": torch.zeros(2, requires_grad=True),
+WHOLE = nn.Parameter(torch.zeros(3))
+
+
+def places(parameter: nn.Parameter) -> dict[str, tuple[Any, Callable[[Any], Tensor]]]:
+    """Places of a parameter that `parameters()` does not find, and how the forward pass takes it from there."""
+    tensor = torch.zeros(2, requires_grad=True)
+    return {
+        "list": ([parameter], lambda kept: kept[0]), "tuple": ((1, (parameter,)), lambda kept: kept[1][0]),
+        "dict": ({"rate": parameter}, lambda kept: kept["rate"]), "tensor": (tensor, lambda kept: kept),
+        "object": (dataclasses.make_dataclass("Holder", ["rate"])(parameter), lambda kept: kept.rate),
+        "modules": ([nn.Linear(2, 2)], lambda kept: kept[0].weight), "closure": (lambda: parameter, lambda kept: kept()),
+        "global": (None, lambda _: WHOLE), "class": (type("Holder", (), {"rate": parameter})(), lambda kept: kept.rate),
     }  # fmt: skip
-    object.__setattr__(objective.process, "kept", places[way])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("way", ["list", "tuple", "dict", "object", "modules", "closure", "tensor"])
+@pytest.mark.parametrize("way", places(WHOLE))
 def test_pitfall_31_a_parameter_outside_the_root_is_refused_by_its_path(way: str, refuses: Any) -> None:
-    root = build(TextDiffusionConfig())
-    hide(root.objective, nn.Parameter(torch.zeros(3)), way)
-    with refuses(ConfigurationError, "objective.process.kept"):
-        TrainableRoot(root.model, root.objective)
+    kept, take = places(nn.Parameter(torch.zeros(3)))[way]
+    root = build(with_losses(lambda losses: losses | {"text_loss": (take(kept).sum(), torch.ones(()))}))
+    object.__setattr__(root.objective.process, "kept", kept)
+    with refuses(ConfigurationError, "of shape (3,)" if way in ("global", "class") else "objective.process.kept"):
+        first_losses(root)
+
+
+def test_tensors_that_nothing_holds_may_get_gradients() -> None:
+    time = (torch.ones((), requires_grad=True) * 2, torch.ones(()))
+    assert first_losses(build(with_losses(lambda losses: losses | {"text_loss": time})))["text_loss"] is time
+
+
+def test_inputs_that_the_model_does_not_take_are_refused_by_name(refuses: Any) -> None:
+    with refuses(ConfigurationError, "DiT.forward() got an unexpected keyword argument 'time_B'"):
+        first_losses(build(broken(condition=lambda *_: {"time_B": torch.ones(4)})))
+
+
+def test_an_objective_whose_inference_lacks_a_method_does_not_train() -> None:
+    unfinished: Any = DenoiserGeneration
+    with pytest.raises(TypeError, match="text_denoiser"):
+        build(broken(generative_model=lambda model: unfinished(model, SHAPE, None, None)))
 
 
 def test_pitfall_37_a_schedule_that_is_no_module_is_refused(refuses: Any) -> None:
     process = {"kind": "absorbing", "schedule": {"kind": "learned_noise:HiddenConfig"}}
     with refuses(ConfigurationError, "objective.process.schedule.log_powers[0]"):
-        build(parse_kind(OBJECTIVES, {"kind": "text_diffusion", "process": process}, at="objective"))
+        first_losses(build(parse_kind(OBJECTIVES, {"kind": "text_diffusion", "process": process}, at="objective")))
 
 
 def broken(**changes: Any) -> Any:
@@ -207,11 +234,21 @@ def _built_as(made: Any) -> Any:
     return Config()
 
 
+def with_losses(change: Callable[[Losses], Any]) -> Any:
+    """The configuration of an objective whose losses are changed."""
+
+    class Changed(TextDiffusion):
+        def forward(self, *args: Any, **keys: Any) -> Any:
+            return change(super().forward(*args, **keys))
+
+    return _built_as(Changed)
+
+
 @pytest.mark.parametrize("weights", [{"text_los": 1.0}, {"text_loss": 1.0}])
 def test_a_loss_without_weight_is_refused_at_the_first_step(weights: dict[str, float], refuses: Any) -> None:
     root = build(broken(weights=weights, units=dict.fromkeys(weights, "tokens")))
     with refuses(ConfigurationError, "length_loss"):
-        root(random_batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
+        first_losses(root)
 
 
 @pytest.mark.parametrize(
@@ -225,12 +262,8 @@ def test_a_loss_without_weight_is_refused_at_the_first_step(weights: dict[str, f
 def test_losses_that_cannot_be_trained_are_refused_at_the_first_step(
     change: Callable[[Losses], Any], named: str, refuses: Any
 ) -> None:
-    class Changed(TextDiffusion):
-        def forward(self, *args: Any, **keys: Any) -> Any:
-            return change(super().forward(*args, **keys))
-
     with refuses(ConfigurationError, named):
-        build(_built_as(Changed))(random_batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
+        first_losses(build(with_losses(change)))
 
 
 def test_parameters_of_an_objective_belong_to_its_part_unless_they_have_their_own() -> None:

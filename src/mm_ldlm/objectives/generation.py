@@ -153,11 +153,14 @@ class DenoiserGeneration(GenerativeModel, ABC):
             generator=generator, window=self.shape.max_length, divide=self.divide,
         )  # fmt: skip
         sample = sampler.sample(canvas)
-        found = [sample.tokens, sample.log_probs, sample.steps] if isinstance(sample, TextSample) else []
-        if [each.shape for each in found] != [canvas_BL.shape] * 3:
+        found = []
+        if isinstance(sample, TextSample):
+            found = [sample.tokens, sample.log_probs, sample.steps, sample.calls_per_row]
+        if [each.shape for each in found] != [canvas_BL.shape] * 3 + [canvas_BL.shape[:1]]:
             raise SamplingError(
                 f"sampler '{sampler.kind}': expected a TextSample with tokens, log_probs and steps of the shape "
-                f"{tuple(canvas_BL.shape)} of its canvas, found {[tuple(each.shape) for each in found]} in "
+                f"{tuple(canvas_BL.shape)} of its canvas, and calls_per_row {tuple(canvas_BL.shape[:1])}, found "
+                f"{[tuple(each.shape) for each in found]} in "
                 f"{type(sample).__name__}. Correct what its method `write` returns."
             )
         return sample

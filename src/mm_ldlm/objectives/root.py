@@ -29,22 +29,22 @@ class TrainableRoot(nn.Module):
         if isinstance(objective, nn.Module) and not hasattr(objective, "_mm_ldlm_part"):
             tag(objective, "objective")
         self.call_as(model)
-        held = {id(parameter) for parameter in self.parameters()}
-        for path, parameter in _learnable({"model": model, "objective": objective}):
-            if id(parameter) not in held:
-                raise ConfigurationError(
-                    f"expected every learnable parameter in the trainable root, found {path} "
-                    f"{tuple(parameter.shape)} outside: it would have gradients, but never be updated, averaged or "
-                    "saved. Make it an nn.Parameter of an nn.Module that is an attribute of the objective, the process "
-                    "or the schedule."
-                )
+        self.checked_kinds = set[str]()
 
     def call_as(self, model: nn.Module) -> None:
         """Let the forward pass call this form of the model, such as the compiled one, which shares its parameters."""
         object.__setattr__(self, "forward_model", model)  # not a submodule: its parameters would be listed twice
 
     def forward(self, batch: Batch, generator: RowGenerator, kind: str, step: int) -> Losses:
-        losses: Losses = self.objective(self.forward_model, batch, generator, kind=kind, step=step)
+        try:
+            losses: Losses = self.objective(self.forward_model, batch, generator, kind=kind, step=step)
+        except TypeError as error:
+            if ".forward() " not in str(error):
+                raise
+            raise ConfigurationError(
+                f"expected a model that takes the inputs that the objective passes, found: {error}. Correct the names "
+                "of the arguments of this method, or those of its call."
+            ) from error
         weights = self.objective.weights
         forgotten = [
             name
@@ -59,7 +59,24 @@ class TrainableRoot(nn.Module):
                 "`weights` and `units` of the objective; a number that is only reported is detached, and does not end "
                 "in _loss."
             )
+        if torch.is_grad_enabled() and kind not in self.checked_kinds and not hasattr(self, "reshard"):  # not FSDP's
+            self.checked_kinds.add(kind)
+            self._refuse_parameters_outside(losses)
         return losses
+
+    def _refuse_parameters_outside(self, losses: Losses) -> None:
+        """Refuse losses that depend on a learnable parameter which this module does not hold."""
+        held = {id(parameter) for parameter in self.parameters()}
+        paths = {id(tensor): path for path, tensor in _learnable({"model": self.model, "objective": self.objective})}
+        for leaf in _leaves(losses):
+            # a tensor that nothing holds is not learned, such as a time at which a schedule is differentiated
+            if id(leaf) not in held and (isinstance(leaf, nn.Parameter) or id(leaf) in paths):
+                raise ConfigurationError(
+                    f"expected every learnable parameter in the trainable root, found "
+                    f"{paths.get(id(leaf), 'one of shape')} {tuple(leaf.shape)} outside: it would have gradients, but "
+                    "never be updated, averaged or saved. Make it an nn.Parameter of an nn.Module that is an attribute "
+                    "of the objective, the process or the schedule."
+                )
 
 
 def build_root(
@@ -95,6 +112,7 @@ def build_root(
     made.fixed_shapes = fixed_shapes
     made.attach(module)
     init_weights(made, generator)
+    made.generative_model(module)  # a class that lacks methods is refused here, not after the training
     root = TrainableRoot(module, made)
     held = itertools.chain(root.named_parameters(), module.named_buffers("model"))  # an objective's buffer may be NaN
     if unset := [name for name, value in held if value.isnan().any()]:
@@ -103,6 +121,18 @@ def build_root(
             "Set them in the method init_weights(generator) of their module."
         )
     return root
+
+
+def _leaves(losses: Losses) -> Iterator[Tensor]:
+    """Yield the tensors for which the backward pass of losses accumulates gradients."""
+    waiting, seen = [value.grad_fn for value, _ in losses.values()], set[Any]()
+    while waiting:
+        if (node := waiting.pop()) is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [each for each, _ in node.next_functions]
+        if hasattr(node, "variable"):
+            yield node.variable
 
 
 def _learnable(roots: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:

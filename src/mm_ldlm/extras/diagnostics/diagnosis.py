@@ -60,7 +60,11 @@ class Findings:
             (where, f"the input is non-finite: {where} contain NaN or Inf. Remove these examples."),
             (self.parameters, f"{len(self.parameters)} parameters are not finite, first {self.parameters[:1]}."),
             (self.forward, f"the inputs are finite, the first non-finite output is that of {self.forward}.{gradient}"),
-            (self.losses, f"the model's outputs are finite, but not the loss: {', '.join(self.losses)}.{gradient}"),
+            (
+                self.losses,
+                f"the model's outputs are finite, but not the loss: {', '.join(self.losses)}. Check how the objective "
+                f"computes it.{gradient}",
+            ),
             (self.gradient, f"the loss is finite, but gradients became non-finite in the backward pass.{gradient}"),
             (
                 self.norm > LARGEST_NORM,
