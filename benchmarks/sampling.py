@@ -60,7 +60,7 @@ def measure(name: str, data: Path) -> list[dict[str, Any]]:
 
     reference = json.loads((data / "06_models" / "run.json").read_text(encoding="utf-8"))
     model = MMLDLM.from_run(data / "06_models" / "runs" / reference["name"])
-    sentences = held_out(Dataset.open(data / "05_model_input" / "dataset"), count=SENTENCES, seed=0)
+    sentences = held_out(Dataset.open(data / "05_model_input" / "dataset"), count=SENTENCES, seed=0, split="test")
     samplers = {label: text_sampler(**settings) for label, settings in POINTS.items()}
     seconds: dict[str, list[float]] = {label: [] for label in samplers}
     exact, calls = {}, {}

@@ -47,7 +47,7 @@ def run() -> list[dict[str, Any]]:
     from mm_ldlm.data.held_out import held_out
 
     model = MMLDLM.from_run(runs, device="cpu")
-    sentences = held_out(Dataset.open(DATA / "05_model_input" / "dataset"), count=200, seed=0)
+    sentences = held_out(Dataset.open(DATA / "05_model_input" / "dataset"), count=200, seed=0, split="test")
     texts, latents = sentences.texts, sentences.latents
     valid: list[tuple[str, bytes]] = []
     calls: list[Callable[[], Any]] = []

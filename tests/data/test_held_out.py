@@ -28,8 +28,8 @@ def dataset(write_dataset: Any, tmp_path_factory: pytest.TempPathFactory) -> Dat
 def test_sentences_have_their_own_texts_tokens_and_latents(
     dataset: Dataset, count: int | None, some: int, seed: int
 ) -> None:
-    found = held_out(dataset, count=count, seed=seed)
-    again = held_out(dataset, count=count, seed=seed)
+    found = held_out(dataset, count=count, seed=seed, split="test")
+    again = held_out(dataset, count=count, seed=seed, split="test")
     assert found.ids == again.ids
     assert len(found) == min(10, 10 if count is None else count)
     for each in (found, found.some(some, seed=seed)):
@@ -44,7 +44,7 @@ def test_sentences_have_their_own_texts_tokens_and_latents(
 
 
 def test_other_seeds_draw_other_sentences(dataset: Dataset) -> None:
-    assert len({held_out(dataset, count=5, seed=seed).ids for seed in range(5)}) > 1
+    assert len({held_out(dataset, count=5, seed=seed, split="test").ids for seed in range(5)}) > 1
 
 
 def test_all_texts_of_a_split_are_streamed_in_order(dataset: Dataset) -> None:
@@ -58,8 +58,8 @@ def test_what_a_dataset_does_not_have_is_refused(
     with refuses(StoreError, "'validation'", "train", "30"):
         held_out(dataset, count=4, seed=0, split="validation")
     with refuses(StoreError, "1 of 2", "alien"):
-        rows_of_ids(dataset, [held_out(dataset, count=1, seed=0).ids[0], "alien"])
-    bare = held_out(write_dataset(tmp_path, TEXTS, SPLITS), count=4, seed=0)
+        rows_of_ids(dataset, [held_out(dataset, count=1, seed=0, split="test").ids[0], "alien"])
+    bare = held_out(write_dataset(tmp_path, TEXTS, SPLITS), count=4, seed=0, split="test")
     assert bare.some(2, seed=0).latents_nd is None
     with refuses(StoreError, "embedding,validation"):
         _ = bare.latents

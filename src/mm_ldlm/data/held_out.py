@@ -64,7 +64,7 @@ class Sentences:
         )
 
 
-def held_out(dataset: Dataset, *, count: int | None, seed: int, split: str = "test") -> Sentences:
+def held_out(dataset: Dataset, *, count: int | None, seed: int, split: str) -> Sentences:
     """Draw `count` sentences of a split (fewer where it has fewer); the same ones for the same seed. None: all.
 
     Raises:

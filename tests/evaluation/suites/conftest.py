@@ -68,7 +68,7 @@ def evaluation(write_dataset: Any, tmp_path: Path) -> Evaluation:
     texts = [f"w{i % 20} w{3 * i % 20}" + " w7" * (i % 3) + f" w{i // 20}" for i in range(40)]
     splits = ["test" if i % 2 else "train" for i in range(40)]
     dataset = write_dataset(tmp_path, texts, splits, latents=BagEncoder().encode(texts))
-    held, model = held_out(dataset, count=12, seed=0), make()
+    held, model = held_out(dataset, count=12, seed=0, split="test"), make()
     made = model.invert(held.latents, samples=2, temperature=1.0, length="sample", keep="all")
     table = made.to_frame().assign(id=np.repeat(held.ids, 2), tokens=made.tokens, cosine=np.nan)
     free = model.generate(24)

@@ -95,7 +95,7 @@ def test_texts_that_are_not_empty_are_compared_with_as_many_held_out_ones_as_the
 ) -> None:
     table = evaluation.samples["unconditional"][-count:]
     found, _ = Generation().evaluate(replace(evaluation, samples={"unconditional": table}))
-    real = held_out(evaluation.dataset, count=count, seed=3)
+    real = held_out(evaluation.dataset, count=count, seed=3, split="test")
     assert (found["texts"], found["empty"], len(real)) == (count, pytest.approx(1 / count), held)
     for side, texts, rows in (
         ("generated", table["text"][:-1], table["tokens"][:-1]), ("real", real.texts, real.tokens),

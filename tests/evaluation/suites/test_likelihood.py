@@ -124,7 +124,7 @@ def test_other_texts_are_scored_up_to_the_length_that_the_model_reads(tmp_path: 
 
 def test_the_costs_are_those_of_the_sentences_that_the_seed_draws(evaluation: Evaluation) -> None:
     _, rows = Likelihood().evaluate(evaluation)
-    held = held_out(evaluation.dataset, count=4, seed=3)
+    held = held_out(evaluation.dataset, count=4, seed=3, split="test")
     assert rows["id"].tolist() == [*held.ids]
     for column, latents in (("nll", None), ("nll_given_latent", held.latents)):
         again = evaluation.model.score(held.texts, ids=held.tokens, latents=latents, draws=2, seed=3)

@@ -175,7 +175,9 @@ def test_importance_spreads_and_ranks_tokens_as_their_loss_does(run_kedro: Calla
     assert min(spread) > 0.1
 
     model = load_run(run).model
-    sentences = held_out(Dataset.open(workshop / "data" / "atat" / "05_model_input" / "dataset"), count=200, seed=0)
+    sentences = held_out(
+        Dataset.open(workshop / "data" / "atat" / "05_model_input" / "dataset"), count=200, seed=0, split="test"
+    )
     longest = max(map(len, sentences.tokens))
     tokens_BL = torch.full((len(sentences), longest), model.shape.pad_id)
     for row, tokens in enumerate(sentences.tokens):

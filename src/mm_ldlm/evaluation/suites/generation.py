@@ -60,7 +60,7 @@ class Generation(Suite):
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame | None]:
         config, table, seed = given.config.generation, given.samples["unconditional"], given.seed
         kept = [(text, row) for text, row in zip(table["text"], token_rows(table), strict=True) if text.strip() and row]
-        real = held_out(given.dataset, count=len(table), seed=seed)
+        real = held_out(given.dataset, count=len(table), seed=seed, split="test")
         texts: dict[str, Sequence[str]] = {"generated": [text for text, _ in kept], "real": real.texts}
         tokens: dict[str, Sequence[Sequence[int]]] = {"generated": [row for _, row in kept], "real": real.tokens}
         training = partial(texts_of_split, given.dataset, "train")  # read as a stream by each call

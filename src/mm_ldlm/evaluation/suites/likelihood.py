@@ -62,7 +62,7 @@ class Likelihood(Suite):
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
         model, config, capabilities = given.model, given.config.likelihood, given.model.capabilities
-        held = held_out(given.dataset, count=config.sentences, seed=given.seed)
+        held = held_out(given.dataset, count=config.sentences, seed=given.seed, split="test")
         cost = partial(model.score, draws=config.draws, seed=given.seed)
         expected = [name for name in PARTS if name == "unconditional" or "latents" in capabilities.fields]
         parts = [name for name in PARTS if PARTS[name][0] in capabilities]

@@ -109,7 +109,7 @@ class Explorer:
         if "l2t" in model.capabilities and not absent:
             model.encode(["a"])
         try:
-            texts = held_out(corpus_of(model), count=8, seed=0).texts
+            texts = held_out(corpus_of(model), count=8, seed=0, split="test").texts
         except MMLDLMError as error:  # an exported run, or the dataset was removed
             texts, refused["neighbours"] = (), str(error)
         searches = "search" in model.capabilities

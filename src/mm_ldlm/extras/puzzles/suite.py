@@ -32,7 +32,7 @@ class Completion(Suite):
 
     def evaluate(self, given: Evaluation) -> tuple[Metrics, pd.DataFrame]:
         model, own = given.model, given.sections["completion"]
-        held = held_out(given.dataset, count=own.texts, seed=given.seed)
+        held = held_out(given.dataset, count=own.texts, seed=given.seed, split="test")
         (mark,) = model.tokenizer.encode([own.after])
         if len(mark) != 1 or any(mark[0] not in row[:-1] for row in held.tokens):
             raise EvaluationError(

@@ -214,7 +214,7 @@ def texts_of(
             "score_card.texts: expected a file of held-out texts, or data of this environment, found neither. Give a "
             "file, or run `kedro run --pipelines=ingestion,embedding,validation`."
         )
-    drawn = held_out(dataset, count=count, seed=seed)
+    drawn = held_out(dataset, count=count, seed=seed, split="test")
     return drawn.texts, dict(zip(drawn.texts, drawn.tokens, strict=True))
 
 
