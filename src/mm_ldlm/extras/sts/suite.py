@@ -195,15 +195,16 @@ def score_encoder(pairs: StsSet, encode: Encode, *, bootstrap: Bootstrap = Boots
     alike = similarities(*(vectors_Md[[place[text] for text in side]] for side in (pairs.first, pairs.second)))
     gold_N, cosine_N = pairs.gold_N, alike["cosine"]
     both = {kind: correlate(values, gold_N, name=f"STS set '{pairs.name}'") for kind, values in alike.items()}
-    spearman_R = 100 * bootstrap.replicates_of(spearman_of_counts(cosine_N, gold_N), len(pairs))
-    pearson_R = 100 * bootstrap.replicates_of(pearson_of_counts(cosine_N, gold_N), len(pairs))
+    replicates = {
+        kind: 100 * bootstrap.replicates_of(statistic(cosine_N, gold_N), len(pairs))
+        for kind, statistic in (("spearman", spearman_of_counts), ("pearson", pearson_of_counts))
+    }
     numbers = {
-        "spearman": bootstrap.interval(both["cosine"]["spearman"], spearman_R),
-        "pearson": bootstrap.interval(both["cosine"]["pearson"], pearson_R),
+        **{kind: bootstrap.interval(both["cosine"][kind], values_R) for kind, values_R in replicates.items()},
         "by_similarity": both,
         **(_over_subsets(pairs, cosine_N) if len(pairs.subsets) > 1 else {}),
     }
-    return StsScore(numbers, spearman_R)
+    return StsScore(numbers, replicates["spearman"])
 
 
 def ratio_to(encoder: StsScore, model: StsScore, bootstrap: Bootstrap) -> Interval:
