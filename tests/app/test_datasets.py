@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from mm_ldlm.app.datasets import (
     TokenizerDataset,
 )
 from mm_ldlm.data.store import NOT_NEEDED, Manifest, write_store
-from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, made_by
+from mm_ldlm.pipelines.sampling.pipeline import _table
 
 SCHEMA = pa.schema([("id", pa.string()), ("value", pa.list_(pa.float32()))])
 
@@ -113,8 +114,9 @@ def test_a_figure_that_is_a_pipe_is_never_opened(tmp_path: Path) -> None:
 def samples(texts: list[str], *, step: int, keep: bool = False) -> pd.DataFrame:
     frame = pd.DataFrame({"text": texts, "latent": [np.ones(2, np.float32)] * len(texts)})
     weights = {"run": "r", "checkpoint": f"step-{step}", "digest": str(step), "weights": "last"}
-    frame.attrs = {MADE_BY: made_by(weights, parameters={}, seed=0)} | ({KEEP: weights} if keep else {})
-    return frame
+    task: Any = SimpleNamespace(columns=dict.fromkeys(frame, "object"), requested=not keep)
+    model: Any = SimpleNamespace(parts=SimpleNamespace(weights=weights))
+    return _table([frame], task, model, {"parameters": {}, "seed": 0})
 
 
 def test_samples_that_were_not_requested_keep_those_of_the_same_weights_only(tmp_path: Path) -> None:

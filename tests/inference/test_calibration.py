@@ -39,6 +39,7 @@ def test_texts_have_probabilities_where_they_are_embedded_again(calibrated: MMLD
     assert {*found.to_frame()} >= COLUMNS
     expected = FITTED.probabilities(found.cosines, found.log_probs)
     np.testing.assert_array_equal(found.p_content_words, expected["content_words"])
+    assert FITTED.probabilities([1.0], [0.0])["exact"] == pytest.approx(0.99 * 0.9), "no more than was ever found"
     assert not COLUMNS & {*make().invert(latents, reembed=True).to_frame()}
 
 

@@ -81,6 +81,7 @@ def test_search_infilling_editing_and_interpolation_agree(learned: MMLDLM) -> No
     assert learned.infill("w9 w10 [MASK] w12 [MASK] w14 w15").texts[0] == TEXTS[2]
     edited = learned.edit("w16 w2 w18 w5", targets=latents[3], strength=0.25)
     assert edited.texts[0] == TEXTS[3], "the word that is least likely given the latent is rewritten"
+    assert edited.model_calls.tolist() == [4 + 1], "four calls choose it, and one writes it"
     path = learned.interpolate(TEXTS[:2], TEXTS[2:], steps=3)
     assert [path.texts[place] for place in (0, 2, 3, 5)] == [TEXTS[0], TEXTS[2], TEXTS[1], TEXTS[3]]
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.components import random_batch, root_of
+from tests.components import SHAPE, random_batch, root_of
 from tests.objectives.test_objective import losses_of
 
 from mm_ldlm.diffusion import gaussian
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.text_and_modality import GaussianModality, value_times
-from mm_ldlm.sampling.registry import latent_sampler
+from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
 each_parameterisation = pytest.mark.parametrize(
     "options",
@@ -118,6 +118,17 @@ def test_the_first_estimate_of_self_conditioning_is_made_in_half_of_the_steps_wi
         torch.testing.assert_close(calls[-1]["self_condition_Bd"], expected_Bd)
     assert found.keys() == {(True,), (False, True)}
     assert min(found.values()) > 8
+    made, draw, two = root.objective.generative_model(root.model), RowGenerator(0, torch.arange(4)), {"steps": 2}
+    for request, samplers in (
+        (made.latents_given_texts, {"sampler": latent_sampler("ddim", **two)}),
+        (made.latents_given_lengths, {"sampler": latent_sampler("ddim", **two)}),
+        (made.both, {"text": text_sampler("ancestral", **two), "latent": latent_sampler("ddim", **two)}),
+    ):
+        calls.clear()
+        with made.evaluating():
+            request(torch.where(batch.valid_BL, SHAPE.mask_id, SHAPE.pad_id), generator=draw, **samplers)
+        signal, _ = root.objective.modality.schedule.scales(calls[0]["t_latent_B"]).like(calls[0]["latents_Bd"])
+        torch.testing.assert_close(calls[1]["self_condition_Bd"], signal * calls[0]["latents_Bd"], atol=1e-4, rtol=0)
 
 
 def test_what_is_unknown_is_pure_noise_without_a_null_and_the_null_with_one() -> None:

@@ -11,7 +11,7 @@ from mm_ldlm.core import ConfigurationError, SamplingError
 from mm_ldlm.diffusion.distributions import forbid_, normalise_
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.denoising import TextDenoiser
-from mm_ldlm.sampling.guidance import guide_log_probs, guide_prediction
+from mm_ldlm.sampling.guidance import guide_log_probs
 from mm_ldlm.sampling.logit_filters import Draw, draw_tokens, sharpen
 from mm_ldlm.sampling.registry import text_sampler
 from mm_ldlm.sampling.search import SearchConfig
@@ -120,10 +120,6 @@ def test_guidance_is_normalised_and_as_defined(scale, seed):
     alive = [0, 1, 2, 4, 5, 6, 7, 8]
     raw = scale * conditional[:, alive] + (1 - scale) * unconditional[:, alive]
     assert torch.allclose(out[:, alive], raw - raw.logsumexp(-1, keepdim=True))
-
-
-def test_guidance_of_a_prediction_extrapolates():
-    assert guide_prediction(torch.tensor([1.0]), torch.tensor([0.25]), scale=2.0).item() == 1.75
 
 
 @pytest.mark.parametrize("process", PROCESSES)

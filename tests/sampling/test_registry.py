@@ -7,8 +7,6 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.sampling.toys import PROCESSES, build, canvas, conforms, context, on, overfit, rebuilds
 
 from mm_ldlm.core import ConfigurationError, SamplingError, check, to_dict
@@ -137,11 +135,6 @@ def test_the_default_sampler_of_a_process_fits_it(name: str) -> None:
 
 
 # -- lengths of texts in requests --------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 10**8) | st.sampled_from(["argmax", "sample"]))
-def test_numbers_and_two_words_are_lengths(length: Any) -> None:
-    assert check(length, Length, name="length") == length
 
 
 @pytest.mark.parametrize("wrong", [0, -3, 1.5, True, "", "top-3", "argmax ", "5", None, [3], 10**40])

@@ -259,6 +259,9 @@ def test_a_near_text_that_no_round_improves_is_tried_with_all_its_swaps(words, s
         pad_id=PAD, generator=rows(1, seed=seed),
     )  # fmt: skip
     assert (found.tokens[0].tolist() == target) == (near or words == target)
+    assert found.model_calls_per_row.item() == (1 if words == target else 11 if near else 12), (
+        "after them, children again"
+    )
 
 
 def test_swaps_are_tried_again_whenever_no_round_improves_a_text():

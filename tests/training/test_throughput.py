@@ -51,13 +51,14 @@ def test_a_line_counts_what_happened_since_the_last_one(
         tokens = padded = 0
         for planned in run.loader.plan.first(4):
             clock.now += 0.5
+            run.loader.waited += 0.125
             measured.stepped(planned)
             measured.applied(norm, True)
             tokens, padded = tokens + planned.tokens, padded + len(planned.examples) * planned.length
         measured.flops_per_token = 1e6
         line = measured.line(0.1)
         assert line["tokens_per_second"] == pytest.approx(tokens / 2)
-        assert line["seconds_per_step"] == pytest.approx(0.5)
+        assert (line["seconds_per_step"], line["waiting_fraction"]) == pytest.approx((0.5, 0.25))
         assert line["padding_fraction"] == pytest.approx(1 - tokens / padded)
         assert line["tflops_per_second"] == pytest.approx(padded / 2 * 1e-6)
         assert (line["grad_norm"], line["grad_norm_max"], line["clipped"], line["lr"]) == (norm, norm, 1.0, 0.1)

@@ -5,6 +5,7 @@ Duplicates: the map of digests is a dictionary, and near duplicates are those ab
 
 import gc
 import hashlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,9 @@ def test_a_filter_keeps_the_texts_for_which_it_is_true(keep: Callable[..., Any])
     assert out.texts == ["good", "bad", "out"]
     assert out.report["quarantined_by_reason"] == {"language": 1}
     assert out.report["damaged"] == 0
+    kept = keep("filters_of_a_test:letters").report["resumed_after_rows"]
+    Path(sys.modules["filters_of_a_test"].__file__).write_text(f"{MODULE}# another one\n")
+    assert (kept, keep("filters_of_a_test:letters").report["resumed_after_rows"]) == (4, 0)
 
 
 @pytest.mark.parametrize("name", ["asynchronous", "generator", "word", "number", "nothing", "alike"])

@@ -163,6 +163,9 @@ def test_near_duplicates_are_removed_only_where_that_is_asked_for(tmp_path: Path
     assert len(ingested(tmp_path / "a", lines(tmp_path, *texts)).rows) == 3
     out = ingested(tmp_path / "b", lines(tmp_path, *texts), near_duplicates={"threshold": 0.7})
     assert out.report["duplicates_by_kind"] == {"near": 1}
+    others = "ships sail over the cold northern sea all winter", "eight small birds were sitting on a garden fence"
+    pairs = written("jsonl", tmp_path / "c", [{"text": texts[0], "b": other} for other in others])
+    assert len(ingested(tmp_path / "d", {**pairs, "pair_column": "b"}, near_duplicates={"threshold": 0.7}).rows) == 2
 
 
 def test_limits_in_tokens_drop_truncate_or_split_a_text(tmp_path: Path) -> None:

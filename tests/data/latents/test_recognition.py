@@ -102,13 +102,13 @@ def test_the_level_of_noise_is_estimated(level: float, count: int) -> None:
 
 def test_a_few_random_vectors_among_many_are_named_by_their_rows() -> None:
     """Nearly all of them: one in about twenty uses the encoder's axes of least variance as little as its own do."""
-    x, rows = SPACE.draw(200), {*range(0, 200, 20)}
+    x, rows = SPACE.draw(2_400), {*range(0, 2_400, 20)}
     x[[*rows]] = unit(np.random.default_rng(0).normal(size=(len(rows), DIM)))
     found = recognise(x, OWN)
     assert found.kind == "own"
     flagged = {*np.flatnonzero(found.unlike).tolist()}
     assert flagged <= rows
-    assert len(flagged) >= 8
+    assert len(flagged) >= 0.8 * len(rows)
 
 
 def test_without_an_empty_axis_foreign_vectors_are_recognised_and_another_topic_is_not_foreign() -> None:

@@ -26,6 +26,7 @@ from mm_ldlm.evaluation.suites.inversion import (
     memorisation,
     reembedding_cosine,
     score_rows,
+    scores_of_part,
     summarise,
     sweep,
     token_set_f1,
@@ -60,6 +61,8 @@ def test_the_metrics_are_those_of_sacrebleu_and_rouge_score(pairs: list[tuple[li
     rouge = [scorer.score(t, m)["rougeL"].fmeasure for t, m in zip(truth, made, strict=True)]
     assert found["rouge_l"] == pytest.approx(np.mean(rouge))
     assert found["exact_match"] == pytest.approx(np.mean([a == b for a, b in pairs]))
+    part, same = scores_of_part(scored, FEW), ("token_accuracy", "bleu", "chrf", "rouge_l")
+    assert [part[name] for name in same] == pytest.approx([found[name] for name in same])
 
 
 @settings(max_examples=20)

@@ -330,12 +330,14 @@ def test_every_number_of_the_log_has_its_own_name_in_mlflow(keys: set[str]) -> N
     assert len({name_of(key) for key in keys}) == len(keys)
 
 
-def test_lines_that_a_store_did_not_accept_are_sent_later_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_a_store_did_not_accept_are_sent_later_and_in_order(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     received, found, calls = list[Any](), TrackingHooks(), [0]
 
     def add_lines(lines: Any) -> None:
         calls[0] += 1
-        if calls[0] == 1:
+        if calls[0] in (1, 5):
             raise ConnectionError("away")
         received.extend(lines)
 
@@ -346,6 +348,8 @@ def test_lines_that_a_store_did_not_accept_are_sent_later_and_in_order(monkeypat
     monkeypatch.setattr(found, "_resting_until", 0.0)
     found._send("add_lines", [])
     assert received == [{"step": 1}, {"step": 2}]
+    found._send("add_lines", [{"step": 3}])
+    assert len(caplog.messages) == 2, "each time that the store does not answer"
 
 
 def test_what_is_sent_has_no_value_of_a_key_that_names_a_secret() -> None:

@@ -63,7 +63,9 @@ def test_a_text_counts_only_if_its_whole_rest_is_right(monkeypatch: pytest.Monke
     """Token 9 is the mark; the model writes the first text right, the second half right, and the third too short."""
     texts = (1, 2, 9, 3, 4), (1, 9, 5, 6), (9, 7, 7)
     held = Sentences(ids=("a", "b", "c"), texts=("",) * 3, sources=("",) * 3, tokens=texts, latents_nd=None)
-    monkeypatch.setattr(suite, "held_out", lambda _, *, count, seed, split: {(500, 3, "test"): held}[count, seed, split])
+    monkeypatch.setattr(
+        suite, "held_out", lambda _, *, count, seed, split: {(500, 3, "test"): held}[count, seed, split]
+    )
     asked: list[Any] = []
 
     def write(canvases: Any, **how: Any) -> Written:

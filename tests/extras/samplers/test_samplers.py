@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sampling.test_gaussian import SCHEDULES, error, run, start, toy
 from tests.sampling.test_orders import ranked
-from tests.sampling.toys import canvas, context, rows, sample
+from tests.sampling.toys import rows
 
 from mm_ldlm.extras.samplers.orders import entropy_prefix
 from mm_ldlm.sampling.gaussian import Estimator, Point, grid
@@ -33,12 +33,6 @@ def test_the_entropy_prefix_is_the_largest_set_within_the_bound(entropies: list[
     tight = [size for size in range(1, len(known) + 1) if sum(known[:size]) - known[size - 1] <= bound - 1e-9]
     assert max(tight, default=min(1, len(known))) <= int(found.sum()) <= max(sizes, default=0)
     assert not found[torch.tensor(entropies, dtype=torch.float64).isinf()].any()
-
-
-@pytest.mark.parametrize(("bound", "calls"), [(0.0, 8), (1e9, 1)])
-def test_an_entropy_bound_decides_the_number_of_calls(bound: float, calls: int) -> None:
-    made = sample("entropy_bounded", context(), canvas(8), steps=50, entropy_bound=bound)
-    assert made.model_calls == calls
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -84,8 +84,8 @@ def test_pitfall_11_x0_at_a_cluster_has_the_words_of_the_cluster_only() -> None:
     assert torch.equal(found[1:] > 0, members)
     torch.testing.assert_close(found[0, 1:5], logits[0, 1:5].softmax(0))
     alone = process(torch.tensor([[-1], [0], [1], [1], [1], [-1]]))
-    certain = alone.token_losses(torch.randn(1, V), torch.tensor([1]), torch.tensor([V]), torch.tensor([0.5]))
-    assert [float(certain.weighted_M), int(certain.best_M)] == [0, 1], "nothing is left to predict"
+    certain = alone.token_losses(torch.randn(9, V), *(torch.tensor([each] * 9) for each in (1, V, 0.5)))
+    assert [float(certain.weighted_M.sum()), *set(certain.best_M.tolist())] == [0, 1], "nothing is left to predict"
 
 
 def test_the_ids_of_clusters_follow_those_of_the_tokenizer() -> None:
