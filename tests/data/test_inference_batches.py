@@ -2,11 +2,14 @@
 
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info
 
 from mm_ldlm.data.inference_batches import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.distributed.device import fixed_threads
@@ -52,3 +55,19 @@ def test_lanes_share_the_cores_of_a_cpu_and_a_device_has_one(monkeypatch: pytest
         with fixed_threads(most):
             found = list(side_by_side(lambda _: torch.get_num_threads(), range(6), lanes=lanes))
             assert (found, torch.get_num_threads()) == ([each] * 6, most)
+
+
+@given(st.permutations(range(3)))
+def test_threads_that_compute_at_a_time_leave_the_numbers_that_they_found(order: list[int]) -> None:
+    def numbers() -> tuple[int, list[dict[str, Any]]]:
+        with ThreadPoolExecutor(1) as new:
+            return new.submit(torch.get_num_threads).result(), threadpool_info()
+
+    works, threads = [fixed_threads(count + 2) for count in order], [ThreadPoolExecutor(1) for _ in order]
+    before = numbers()
+    [thread.submit(work.__enter__).result() for thread, work in zip(threads, works, strict=True)]
+    assert numbers()[0] == order[-1] + 2
+    for place in order:
+        threads[place].submit(works[place].__exit__, None, None, None).result()
+        threads[place].shutdown()
+    assert numbers() == before

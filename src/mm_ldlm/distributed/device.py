@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,16 +38,29 @@ def working_device(wanted: Any) -> torch.device:
 
 @contextlib.contextmanager
 def fixed_threads(count: int) -> Iterator[None]:
-    """Let torch and NumPy use this number of threads, which determines how sums are split and thus their last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    """Let torch and NumPy use this number of threads, which determines how sums are split and thus their last bits.
+
+    NumPy's number, and torch's number for new threads, belong to the process. Where several threads compute at a time,
+    one that leaves earlier hands over the numbers that it found, which are those to restore at the end.
+    """
+    with _lock:
+        before = [torch.get_num_threads(), _libraries().limit(limits=count, user_api="blas")]
+        torch.set_num_threads(count)
+        _inside.append(before)
     try:
-        with _libraries().limit(limits=count, user_api="blas"):
-            yield
+        yield
     finally:
-        torch.set_num_threads(before)
+        with _lock:
+            place = next(place for place, other in enumerate(_inside) if other is before)
+            torch.set_num_threads(before[0])
+            if place + 1 < len(_inside):
+                _inside[place + 1][:] = before
+            else:
+                before[1].restore_original_limits()
+            del _inside[place]
 
 
+_lock, _inside = threading.Lock(), list[list[Any]]()
 _libraries = functools.cache(ThreadpoolController)
 
 

@@ -164,6 +164,17 @@ def test_lanes_change_no_bit() -> None:
     np.testing.assert_array_equal(encoder.encode(SENTENCES * 3), expected)
 
 
+def test_a_forked_process_encodes_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More threads would wait for ever for those that did not survive the fork."""
+    encoder, used = encoder_of("minilm"), list[int]()
+    encoder.lanes, encoder.threads, forward = 1, 2, encoder.forward
+    monkeypatch.setattr(encoder, "forward", lambda *batch: (used.append(torch.get_num_threads()), forward(*batch))[1])
+    encoder.encode(SENTENCES)
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    encoder.encode(SENTENCES)
+    assert used == [2, 1]
+
+
 def test_half_precision_computes_in_it_and_gives_float32() -> None:
     found, exact = encoder_of("minilm", dtype="bfloat16"), encoder_of("minilm")
     assert next(found.model.parameters()).dtype == torch.bfloat16
