@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,8 +74,9 @@ def test_a_store_is_committed_by_its_manifest(tmp_path: Path) -> None:
     manifest = written(tmp_path)
     (tmp_path / "manifest.json").unlink()
     assert not entry.exists()
-    entry.save(manifest)
-    assert entry.exists()
+    for made in (manifest, replace(manifest, meta={"made": "again"})):
+        entry.save(made)
+        assert (entry.exists(), entry.load().manifest) == (True, made)
     assert entry.load().table([0, 1, 2]).column("id").to_pylist() == ["a", "b", "c"]
     with pytest.raises(DatasetError, match="other"):
         StoreDataset(filepath=str(tmp_path), kind="other").load()

@@ -11,7 +11,7 @@ from tests.sampling.toys import rows
 from mm_ldlm.core import SamplingError, parse_kind
 from mm_ldlm.diffusion import gaussian as diffusion
 from mm_ldlm.diffusion.schedules import GAUSSIAN_SCHEDULES, CosineLatents, Scales
-from mm_ldlm.sampling.gaussian import Estimator, LatentDenoiser, Point, grid, posterior_std
+from mm_ldlm.sampling.gaussian import Estimator, LatentDenoiser, grid
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, latent_sampler
 
 SCHEDULES = tuple(GAUSSIAN_SCHEDULES.known)
@@ -116,16 +116,9 @@ def test_ddpm_takes_the_steps_of_the_posterior_and_is_ddim_at_eta_one(schedule):
         kept = now.signal / then.signal
         added = now.noise**2 - kept**2 * then.noise**2  # variance that the forward process adds from s to t
         x = (kept * then.noise**2 * x + then.signal * added * x0) / now.noise**2
-        x = x + posterior_std(now, then) * generator.fork(f"step {step}").normal(3, dtype=x.dtype)
+        std = (then.noise**2 * added / (added + kept**2 * then.noise**2)) ** 0.5
+        x = x + std * generator.fork(f"step {step}").normal(3, dtype=x.dtype)
     assert torch.allclose(one, x, atol=1e-7)
-
-
-def test_the_posteriors_std_is_ddpms():
-    now, then = grid(scheduled("cosine"), steps=3, t_max=0.9)[1:3]
-    a_t, a_s = now.signal**2, then.signal**2
-    beta = 1 - a_t / a_s
-    assert posterior_std(now, then) ** 2 == pytest.approx(beta * (1 - a_s) / (1 - a_t))
-    assert posterior_std(now, Point(0.0, 1.0, 0.0)) == 0
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -198,19 +191,6 @@ def test_eps_models_are_refused_where_no_signal_is_left():
         latent_sampler("ddim", steps=3).sample(denoise, dim=2, generator=rows(1))
     out = latent_sampler("ddim", steps=30, t_max=0.98).sample(denoise, dim=2, generator=rows(200))
     assert abs(float(out.latents.mean()) - 0.7) < 0.1
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [("ddim", {"eta": 0.7}), ("ddim", {"steps": 3}), ("ddpm", {"t_max": 0.9}), ("ddim", {"draws": 3})],
-)
-def test_options_have_their_effect(name, changes):
-    denoise, _ = toy("cosine")
-
-    def go(**more):
-        return latent_sampler(name, **more).sample(denoise, dim=4, generator=rows(5)).latents
-
-    assert not torch.allclose(go(), go(**changes), atol=1e-3)
 
 
 def test_the_mean_of_draws_is_their_mean():

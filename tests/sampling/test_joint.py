@@ -14,7 +14,7 @@ from mm_ldlm.sampling.logit_filters import Draw
 from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
 
-def denoiser(received=None, self_condition=False):
+def denoiser(received=None):
     """The text follows the sign of the latent, and the latent follows whether the text has a 1."""
 
     def predict(tokens, z, t, asked, previous):
@@ -31,7 +31,6 @@ def denoiser(received=None, self_condition=False):
         predict=predict,
         schedule=CosineLatents().build(),
         parameterisation="x0",
-        self_condition=self_condition,
     )
 
 
@@ -84,12 +83,6 @@ def test_the_latent_has_the_marginal_of_every_time():
 
     together(replace(made, predict=predict), canvas(*[2] * 4000), rows(4000), steps=5, eta=1.0)
     assert all(std == pytest.approx(float(made.schedule.scales(t)[1][0]), rel=0.04) for std, t in seen)
-
-
-def test_together_conditions_on_its_previous_estimate():
-    received = []
-    together(denoiser(received, self_condition=True), canvas(6), rows(1), steps=3)
-    assert [previous is None for *_, previous in received] == [True, False, False]
 
 
 def test_pitfall_12_an_eps_model_is_refused_where_no_signal_is_left():

@@ -118,12 +118,6 @@ def test_the_same_text_is_embedded_once():
     assert bench.encoded == 3
 
 
-def test_good_enough_targets_stop():
-    bench, result = run(bench=Bench(right=1.0), rounds=5)
-    assert bench.written == bench.encoded == 3  # no second candidate for what the first one got right
-    assert (result.cosines == 1).all()
-
-
 def test_a_beam_holds_distinct_texts():
     texts = torch.tensor([[[1, 2], [1, 2], [3, 4], [1, 2], [5, 6]]])
     zeros = torch.zeros(1, 5, 2)

@@ -101,6 +101,9 @@ def test_vectors_become_latents_bit_for_bit_whatever_is_killed_or_damaged(
     for other in ({"shard_rows": 5}, {"dtype": "float16"}, {"declared": {"name": "yours"}}):
         with pytest.raises(FingerprintError):
             taken(stored, tmp_path / "plain", **other)
+    stored_vectors(stored, given_nd + 1)
+    with pytest.raises(FingerprintError):
+        taken(stored, tmp_path / "plain")
     assert content(tmp_path / "plain") == expected
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from kedro.pipeline import Pipeline, node
 from tests.app.sessions import Session
 from tests.app.test_hooks import one, remember
 
-from mm_ldlm.extras.progress.hooks import ProgressSink, progress_line, sentence
+from mm_ldlm.extras.progress.hooks import ProgressHooks, ProgressSink, progress_line, sentence
 from mm_ldlm.pipelines.reporting import create_pipeline
 
 
@@ -44,6 +45,11 @@ def test_the_remaining_time_includes_the_pipelines_after_the_training() -> None:
     line = {"step": 1, "seconds_left": 60.0, "seconds": 40.0}
     shown = [progress_line(line, max_steps=2, smoothed=None, later=later) for later in (0.0, 20.0, None)]
     assert ["60 s left" in shown[0], "80 s left" in shown[1], "80 s left" in shown[2]] == [True] * 3
+    earlier: Any = SimpleNamespace(exists=lambda _: True, load=lambda _: {"training": 7.0, "sampling": 20.0})
+    (hooks := ProgressHooks()).before_pipeline_run(
+        one(outputs="a", tag="training") + one(outputs="b", tag="sampling"), earlier
+    )
+    assert hooks._later == 20
 
 
 def test_sentences_are_one_line() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.diffusion.enumeration import JOINT, MASK, NLL, TEXTS, VOCABULARY, WORDS, Enumeration, V, W
+from tests.diffusion.enumeration import MASK, TEXTS, VOCABULARY, WORDS, Enumeration, V, W
 from tests.families.uniform.cases import LAWS
 from torch import Tensor
 from torch.nn.functional import pad
@@ -102,8 +102,8 @@ def test_the_divergence_of_the_prior_is_part_of_the_bound() -> None:
 
 
 def test_the_reconstruction_is_part_of_the_bound_where_the_noise_does_not_end_at_zero() -> None:
-    """geometric with σ_min = 0.2: α_0 = 0.82, and the integral alone is below the entropy."""
-    process, p = uniform(Geometric(sigma_min=0.2)), JOINT.flatten()
+    """geometric with σ_min = 0.2: α_0 = 0.82."""
+    process = uniform(Geometric(sigma_min=0.2))
     found, zero_S = Enumeration(process, LAWS["uniform"]), torch.zeros(len(TEXTS))
     others_NLW, _, own_NLW = found.seen(TEXTS, zero_S)
     posterior_NLW = others_NLW * own_NLW / (others_NLW * own_NLW).sum(-1, keepdim=True)
@@ -113,9 +113,6 @@ def test_the_reconstruction_is_part_of_the_bound_where_the_noise_does_not_end_at
     whole_N, error_N = mean_bound(process)
     integral_N, _ = mean_bound(process, inherited=True)
     assert bool(((whole_N - integral_N - reconstruction_N - 2 * process.prior_kl()).abs() < 4.5 * error_N).all())
-    entropy, exact = float((p * NLL).sum()), float((p * found.integral()).sum())
-    assert exact < entropy - 0.3
-    assert entropy < exact + float((p * reconstruction_N).sum()) < entropy + 0.3
 
 
 def test_the_last_step_leaves_no_noise_also_where_the_schedule_begins_with_some() -> None:
