@@ -90,5 +90,5 @@ def test_categorical_draws_its_distribution_and_never_an_impossible_id() -> None
     drawn = categorical(probs.expand(50_000, -1), RowGenerator(0, torch.arange(50_000)).uniform())
     deviation = 5 * math.sqrt(0.25 / 50_000)
     assert torch.allclose(torch.bincount(drawn, minlength=6) / 50_000, probs, atol=deviation)
-    edges = torch.tensor([1e-300, 2.0**-53, 1 - 2.0**-53, 1.0], dtype=torch.float64)
-    assert categorical(probs.expand(4, -1) * 3, edges).tolist() == [1, 1, 4, 4], "also where the level is rounded"
+    edges = torch.tensor([0.0, 1e-300, 2.0**-53, 1 - 2.0**-53, 1.0], dtype=torch.float64)
+    assert categorical(probs.expand(5, -1) * 3, edges).tolist() == [1, 1, 1, 4, 4], "also where the level is rounded"
