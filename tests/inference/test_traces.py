@@ -35,8 +35,12 @@ def same(found: Texts, expected: Texts) -> None:
             assert np.array_equal(one, other) if isinstance(other, np.ndarray) else one == other, each.name
 
 
+@pytest.mark.parametrize("batch_tokens", [None, 4])
 @pytest.mark.parametrize("name", REQUESTS)
-def test_a_traced_request_has_the_same_answer_and_the_way_to_it(name: str, model: MMLDLM) -> None:
+def test_a_traced_request_has_the_same_answer_and_the_way_to_it(
+    name: str, batch_tokens: int | None, model: MMLDLM
+) -> None:
+    model = MMLDLM(model.parts, model.encoder, batch_tokens=batch_tokens)
     plain, found = REQUESTS[name](model), REQUESTS[name](model.traced())
     assert plain.traces is None
     same(found, plain)

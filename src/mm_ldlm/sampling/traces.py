@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ class Frame:
 
 
 class Recorder:
-    """Stand-in for a sampler that records the frames of the first canvas that it writes.
+    """Stand-in for a sampler that records the frames of the first canvases that it writes, until it has all texts.
 
     Attributes:
         frames: the frames of each text of the batch; the first is the text before the first step.
@@ -56,16 +56,18 @@ class Recorder:
         self.sampler, self.pad_id = sampler, pad_id
         self.frames: list[list[Frame]] = [[] for _ in range(rows)]
         self._last: tuple[Tensor, Where, Tensor] | None = None
+        self._first = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sampler, name)
 
     def sample(self, canvas: Canvas) -> TextSample:
-        """Write a canvas by the sampler; later canvases are candidates of a search, and are not recorded."""
-        observed = canvas if any(self.frames) else dataclasses.replace(canvas, observe=self.observe)
-        made: TextSample = self.sampler.sample(observed)
-        if observed is not canvas:
-            self.close(made.tokens)
+        """Write a canvas by the sampler. Those after the last text are candidates of a search, and not recorded."""
+        self._first = sum(map(bool, self.frames))
+        if self._first == len(self.frames):
+            return cast(TextSample, self.sampler.sample(canvas))
+        made: TextSample = self.sampler.sample(dataclasses.replace(canvas, observe=self.observe))
+        self.close(made.tokens)
         return made
 
     def observe(self, tokens_BL: Tensor, evaluated: Where, log_x0_MV: Tensor) -> None:
@@ -94,7 +96,7 @@ class Recorder:
         for row in touched_BL.any(dim=1).nonzero()[:, 0].tolist():
             real_L = tokens_BL[row] != self.pad_id
             words_nK, numbers_nN = (each[row][real_L].cpu().numpy() for each in (words_BLK, numbers_BLN))
-            self.frames[row].append(Frame(tuple(tokens_BL[row][real_L].tolist()), words_nK, numbers_nN))
+            self.frames[self._first + row].append(Frame(tuple(tokens_BL[row][real_L].tolist()), words_nK, numbers_nN))
 
     def compare(self, live: Tensor, drafts: Drafts, kept: int) -> None:
         """Receive the texts that a search chooses from (`search.Compare`)."""
