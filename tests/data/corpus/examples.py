@@ -106,7 +106,7 @@ def ingested(
     folder: Path, *sources: dict[str, Any], tokens: dict[str, Any] | None = None, side: Any = None, **keys: Any
 ) -> Ingested:
     """Ingest sources into a folder and commit both stores."""
-    keys = {"max_bad_fraction": 1.0, **keys}
+    keys = {"max_bad_fraction": 1.0, "length": {"min_words": 1}, **keys}
     limits = None if tokens is None else parse(TokenizerConfig, tokens, at="tokenizer")
     records, quarantine, report = ingest(
         parse(IngestionConfig, {"sources": list(sources), **keys}, at="ingestion"), seed=0,

@@ -22,7 +22,7 @@ def objective(kind: str = "image_text", **keys: Any) -> Any:
 
 def model(kind: str = "image_mmdit", shape: DataShape = SHAPE, *, spread: float = 0.0, **keys: Any) -> Any:
     """A model at its initial values, to which `spread` adds noise: adaLN-Zero starts with gates of 0."""
-    config = parse_kind(MODELS, {"kind": kind, "dim": 32, "depth": 2, "heads": 2, **keys}, at="model")
+    config = parse_kind(MODELS, {"kind": kind, "dim": 32, "depth": 2, "heads": 2, "patch": 2, **keys}, at="model")
     made = config.build(shape, generator=torch.Generator().manual_seed(0))
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():

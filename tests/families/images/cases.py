@@ -2,6 +2,7 @@
 
 FIELDS = {"images": (4, 4, 1)}
 MODELS = {
-    "image_text": {"kind": "image_mmdit"},
-    "image_text_continuous": {"kind": "image_mmdit_continuous", "caption_dim": 4},
+    "image_text": {"kind": "image_mmdit", "patch": 2},
+    "image_text_continuous": {"kind": "image_mmdit_continuous", "patch": 2, "caption_dim": 4},
 }
+OPTIONS = {("models", kind): [{"patch": 2}] for kind in ("image_mmdit", "image_mmdit_continuous")}

@@ -50,7 +50,10 @@ def tar_of(path: Path, members: list[tuple[str, bytes | None]]) -> dict[str, Any
 
 def ingested(root: Path, *sources: dict[str, Any], name: str = "records") -> tuple[list[dict[str, Any]], Any]:
     """The records of sources as rows, and the report; rows are conserved."""
-    config = {"sources": list(sources), "splits": {"validation": 0.2, "test": 0.2}, "max_bad_fraction": 1.0}
+    config = {
+        "sources": list(sources), "splits": {"validation": 0.2, "test": 0.2}, "max_bad_fraction": 1.0,
+        "length": {"min_words": 1},
+    }  # fmt: skip
     made = ingest(
         parse(IngestionConfig, config, at="ingestion"),
         seed=0, workspace=root / name, quarantine=root / f"{name}_quarantine",

@@ -1,5 +1,6 @@
 """Tiny data of the kinds with images: pictures of 4 × 4 grey points."""
 
+from tests.families.images.cases import FIELDS, MODELS
 from tests.training.task import Example
 
-EXAMPLES = {kind: Example(shape={"images": (4, 4, 1)}) for kind in ("image_text", "image_text_continuous")}
+EXAMPLES = {kind: Example(shape=FIELDS, model=options) for kind, options in MODELS.items()}
