@@ -157,11 +157,6 @@ def test_an_argument_is_refused_by_its_name_in_the_class_of_its_room(refuses: Re
         check(value, hint, name="steps", error=ConfigurationError)
 
 
-def test_a_list_of_arguments_becomes_a_tuple() -> None:
-    assert check([1, 2], tuple[PositiveInt, ...] | None, name="steps") == (1, 2)
-    assert check(3, tuple[PositiveInt, ...], name="steps") == (3,)
-
-
 def test_a_value_in_python_code_is_checked_as_in_a_file() -> None:
     with pytest.raises(ConfigurationError, match=r"Inner\.size"):
         Inner(size=0)

@@ -48,13 +48,6 @@ def test_the_weight_of_a_time_of_training_is_that_of_its_grid_point(schedule: st
     torch.testing.assert_close(d3pm.weight(grid) / steps, expected, rtol=1e-6, atol=1e-9)
 
 
-def test_the_weights_by_hand() -> None:
-    """Four log-linear steps: α = 1, .75, .5, .25 and 0 (not ε)."""
-    weights = process(4, epsilon=0.0).weight(torch.tensor([0.25, 0.5, 0.75, 1.0]))
-    assert weights.tolist() == pytest.approx([4.0, 2.0, 4 / 3, 1.0])
-    assert float(process(4, epsilon=0.1).weight(torch.ones(1))) == pytest.approx(4 * (1 - 0.9 * 0.75))
-
-
 def test_the_bound_falls_to_that_of_mdlm_and_is_never_below() -> None:
     """With the exact x_θ the bound of MDLM is the entropy; one step draws independent words."""
     p, copies, means = JOINT.flatten(), 300, []
