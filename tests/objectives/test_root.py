@@ -192,12 +192,6 @@ def test_an_objective_whose_inference_lacks_a_method_does_not_train() -> None:
         build(broken(generative_model=lambda model: unfinished(model, SHAPE, None, None)))
 
 
-def test_pitfall_37_a_schedule_that_is_no_module_is_refused(refuses: Any) -> None:
-    process = {"kind": "absorbing", "schedule": {"kind": "learned_noise:HiddenConfig"}}
-    with refuses(ConfigurationError, "objective.process.schedule.log_powers[0]"):
-        first_losses(build(parse_kind(OBJECTIVES, {"kind": "text_diffusion", "process": process}, at="objective")))
-
-
 def broken(**changes: Any) -> Any:
     """The configuration of an objective with these attributes in place of its own."""
 

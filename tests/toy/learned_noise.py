@@ -1,6 +1,6 @@
 """Noise schedules with a learned parameter, as in another project: one for text, one for latents."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -59,31 +59,3 @@ class AngleConfig:
 
     def build(self) -> Angle:
         return Angle()
-
-
-class Hidden:
-    """A schedule that holds its parameter where no module sees it."""
-
-    def __init__(self, log_power: Any) -> None:
-        self.log_powers = [log_power]
-
-    def build(self) -> Any:
-        return self
-
-
-@config
-class HiddenConfig:
-    """A mistake: the schedule is not a module."""
-
-    kind: str = "learned_noise:HiddenConfig"
-
-    def build(self) -> Any:
-        class Schedule(Hidden, MaskSchedule):
-            alpha = Power.alpha
-            alpha_prime = Power.alpha_prime
-
-            @property
-            def log_power(self) -> Tensor:
-                return self.log_powers[0]
-
-        return Schedule(nn.Parameter(torch.zeros(1)))
