@@ -22,7 +22,7 @@ from mm_ldlm.app.console import commands
 from mm_ldlm.extras.explorer.server import MOST_BYTES, application
 from mm_ldlm.inference.api import MMLDLM
 
-LOOPBACK = "http://127.0.0.1"
+LOOPBACK, IPV6 = "http://127.0.0.1", Path("/proc/net/if_inet6").exists()
 SENTENCE, OTHER = "w1 w2 w3 w4", "w5 w6 w7"
 
 
@@ -147,9 +147,10 @@ def test_a_server_refuses_its_address_before_it_loads_a_run(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_command_names_its_address_and_ends_when_it_is_interrupted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not IPV6, reason="IPv4"))])
+def test_the_command_names_its_address_and_ends_when_it_is_interrupted(host: str, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    words = [sys.executable, "-m", "mm_ldlm", "explore", str(run), "--port", "0", "--no-browser"]
+    words = [sys.executable, "-m", "mm_ldlm", "explore", str(run), "--host", host, "--port", "0", "--no-browser"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     try:
         address = next(word for line in process.stderr for word in line.split() if word.startswith("http://"))

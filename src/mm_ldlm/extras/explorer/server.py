@@ -212,8 +212,9 @@ def serve(runs: Sequence[Path], listener: socket, *, device: str | None, browser
     """Load the runs, and serve their page until the process is interrupted."""
     models = {str(run): MMLDLM.from_run(run, device=device) for run in runs}
     host, port = listener.getsockname()[:2]
-    address = f"http://{host}:{port}"
-    app = application(models, hosts=["*"] if host == "0.0.0.0" else [host])
+    name = f"[{host}]" if ":" in host else host
+    address = f"http://{name}:{port}"
+    app = application(models, hosts=["*"] if host in ("0.0.0.0", "::") else [name])
     click.echo(f"Explorer of {', '.join(models)}: {address} (Ctrl+C ends it)", err=True)
     if browser:
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

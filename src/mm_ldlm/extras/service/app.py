@@ -17,6 +17,7 @@ from prometheus_fastapi_instrumentator import Instrumentator
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse
 
 from mm_ldlm.core import ConfigurationError, EncoderError, MMLDLMError, bounded, config, mask, parse
@@ -69,7 +70,10 @@ def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
     app = FastAPIOffline(
         title="MM-LDLM", version=version("mm-ldlm"), description=f"{model!r}\n\n{ABOUT}", openapi_tags=TAGS,
         redoc_url=None, redirect_slashes=False, lifespan=lifespan,
-        exception_handlers={MMLDLMError: explain, HTTPException: explain},
+        exception_handlers={
+            MMLDLMError: explain, HTTPException: explain,
+            ClientDisconnect: lambda *_: Response(status_code=400),  # nobody receives it
+        },
     )  # fmt: skip
     schemas: dict[str, Any] = {}
 
