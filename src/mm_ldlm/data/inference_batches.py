@@ -47,13 +47,13 @@ def side_by_side(work: Callable[[Batch], Result], batches: Sequence[Batch], *, l
     """Return an iterator of `work(batch)` for each batch, in order, with `lanes` batches at a time, without gradients.
 
     Each lane has the threads of the caller, or fewer, because the lanes share the cores. The results do not depend on
-    the number of lanes. After an error, batches that were not started are left out.
+    the number of lanes. After an error, batches that were not started are left out. The threads end with the iterator,
+    so that a process that is forked then has none of their locks.
     """
     lanes = min(lanes, len(batches))
     if lanes <= 1:
-        return map(work, batches)
+        yield from map(work, batches)
+        return
     threads = max(1, min(torch.get_num_threads(), count_cores() // lanes))
-    pool = ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(threads,))
-    results = pool.map(torch.inference_mode()(work), batches)  # the mode is set for each thread
-    pool.shutdown(wait=False)
-    return results
+    with ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+        yield from pool.map(torch.inference_mode()(work), batches)  # the mode is set for each thread

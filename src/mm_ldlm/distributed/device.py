@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -61,6 +62,8 @@ def fixed_threads(count: int) -> Iterator[None]:
 
 
 _lock, _inside = threading.Lock(), list[list[Any]]()
+# No other thread has the lock when a process is forked, in which nobody would release it.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _libraries = functools.cache(ThreadpoolController)
 
 

@@ -9,6 +9,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 _lock, _inside, _outside = threading.Lock(), [0], [torch.float32]
+# No other thread has the lock when a process is forked, in which nobody would release it.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 @contextmanager
