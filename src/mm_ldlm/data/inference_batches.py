@@ -51,9 +51,10 @@ def side_by_side(work: Callable[[Batch], Result], batches: Sequence[Batch], *, l
     so that a process that is forked then has none of their locks.
     """
     lanes = min(lanes, len(batches))
-    if lanes <= 1:
-        yield from map(work, batches)
-        return
+    return map(work, batches) if lanes <= 1 else _in_threads(work, batches, lanes)
+
+
+def _in_threads(work: Callable[[Batch], Result], batches: Sequence[Batch], lanes: int) -> Iterator[Result]:
     threads = max(1, min(torch.get_num_threads(), count_cores() // lanes))
     with ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
         yield from pool.map(torch.inference_mode()(work), batches)  # the mode is set for each thread
