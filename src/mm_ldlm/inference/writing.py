@@ -77,7 +77,7 @@ class Writer:
         vocab_size = model.shape.vocab_size
         if batch_tokens is None:
             most = MOST_TOKENS_CPU if model.device.type == "cpu" else MOST_TOKENS
-            batch_tokens = max(256, min(most, MOST_LOGITS // vocab_size))
+            batch_tokens = max(256, min(most, MOST_LOGITS // (vocab_size * lanes_of(model.device))))
         self.model, self.batch_tokens = model, check(batch_tokens, PositiveInt, name="batch_tokens")
         self.traced = traced
         refuse_beyond_memory(self.batch_tokens * vocab_size * BYTES_PER_LOGIT, f"batch_tokens {self.batch_tokens:,}")
