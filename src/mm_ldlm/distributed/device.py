@@ -1,14 +1,12 @@
 """The device that computes, a GPU of this machine or the CPU, and the threads of a CPU."""
 
 import contextlib
-import functools
 import os
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from threadpoolctl import ThreadpoolController
 from torch import nn
 
 from mm_ldlm.core import SamplingError, foreign_code, show
@@ -39,13 +37,13 @@ def working_device(wanted: Any) -> torch.device:
 
 @contextlib.contextmanager
 def fixed_threads(count: int) -> Iterator[None]:
-    """Let torch and NumPy use this number of threads, which determines how sums are split and thus their last bits.
+    """Let torch use this number of threads, which determines how sums are split and thus their last bits.
 
-    NumPy's number, and torch's number for new threads, belong to the process. Where several threads compute at a time,
-    one that leaves earlier hands over the numbers that it found, which are those to restore at the end.
+    The number for new threads belongs to the process. Where several threads compute at a time,
+    one that leaves earlier hands over the number that it found, which is the one to restore at the end.
     """
     with _lock:
-        before = [torch.get_num_threads(), _libraries().limit(limits=count, user_api="blas")]
+        before = [torch.get_num_threads()]
         torch.set_num_threads(count)
         _inside.append(before)
     try:
@@ -56,15 +54,12 @@ def fixed_threads(count: int) -> Iterator[None]:
             torch.set_num_threads(before[0])
             if place + 1 < len(_inside):
                 _inside[place + 1][:] = before
-            else:
-                before[1].restore_original_limits()
             del _inside[place]
 
 
-_lock, _inside = threading.Lock(), list[list[Any]]()
+_lock, _inside = threading.Lock(), list[list[int]]()
 # No other thread has the lock when a process is forked, in which nobody would release it.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
-_libraries = functools.cache(ThreadpoolController)
 
 
 def threads_of(model: nn.Module) -> int:

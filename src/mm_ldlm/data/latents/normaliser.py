@@ -230,7 +230,7 @@ def fit(column: FixedColumn, *, rows: npt.NDArray[np.int64], config: NormaliserC
     Raises:
         StoreError: A number is not finite, or the normaliser of `config.path` is missing or of another dimension.
     """
-    from mm_ldlm.distributed.device import fixed_threads
+    from threadpoolctl import threadpool_limits
 
     if config.path is not None:
         given = Normaliser.load(config.path)
@@ -241,7 +241,7 @@ def fit(column: FixedColumn, *, rows: npt.NDArray[np.int64], config: NormaliserC
             )
         return given
     count = len(rows)
-    with fixed_threads(1):
+    with threadpool_limits(limits=1):
         mean_d, squares = moments(_pieces(column, rows), full=config.kind == "whitening")
         variance = squares / max(count - 1, 1)
         if config.kind == "whitening":
@@ -270,7 +270,7 @@ def calibrated(
     Args:
         fitted: rows that it was fitted on, of vectors of an encoder, whose signature is then measured as well.
     """
-    from mm_ldlm.distributed.device import fixed_threads
+    from threadpoolctl import threadpool_limits
 
     if len(rows) < TYPICAL_ROWS:
         return normaliser
@@ -282,7 +282,7 @@ def calibrated(
         np.concatenate([*_pieces(column, each[np.linspace(0, len(each) - 1, min(len(each), most)).astype(int)])])
         for each, most in ((fitted, _READ_ROWS), (rows, _READ_ROWS // 4))
     )
-    with fixed_threads(1):
+    with threadpool_limits(limits=1):
         return dataclasses.replace(made, signature=Signature.of(train_nd, held_nd))
 
 
