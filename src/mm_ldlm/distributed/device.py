@@ -42,6 +42,10 @@ def fixed_threads(count: int) -> Iterator[None]:
     The number for new threads belongs to the process. Where several threads compute at a time,
     one that leaves earlier hands over the number that it found, which is the one to restore at the end.
     """
+    if os.getpid() != _PROCESS:  # the threads of OpenMP do not survive a fork
+        torch.set_num_threads(1)
+        yield
+        return
     with _lock:
         before = [torch.get_num_threads()]
         torch.set_num_threads(count)
@@ -49,14 +53,15 @@ def fixed_threads(count: int) -> Iterator[None]:
     try:
         yield
     finally:
-        with _lock:
+        with _lock if os.getpid() == _PROCESS else contextlib.nullcontext():
             place = next(place for place, other in enumerate(_inside) if other is before)
-            torch.set_num_threads(before[0])
+            torch.set_num_threads(before[0] if os.getpid() == _PROCESS else 1)
             if place + 1 < len(_inside):
                 _inside[place + 1][:] = before
             del _inside[place]
 
 
+_PROCESS = os.getpid()
 _lock, _inside = threading.Lock(), list[list[int]]()
 # No other thread has the lock when a process is forked, in which nobody would release it.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)

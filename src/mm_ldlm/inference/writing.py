@@ -85,7 +85,7 @@ class Writer:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Switch the model to evaluation mode, and use the number of threads that suits it."""
-        with fixed_threads(threads_of(self.model.model)), self.model.evaluating():
+        with self.model.evaluating(), fixed_threads(threads_of(self.model.model)):
             yield
 
     @contextmanager
