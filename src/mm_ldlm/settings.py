@@ -17,7 +17,7 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
 # The threads of a tokenizer do not survive a fork, and the data workers and the launcher fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# The products of NumPy are small, and its threads would compete with those of torch.
+# NumPy multiplies small matrices only, and its threads would compete with torch's.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from kedro.framework.context import KedroContext

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
 from mm_ldlm.data.inference_batches import batches_by_length, lanes_of, side_by_side
-from mm_ldlm.distributed.device import fixed_threads
+from mm_ldlm.models.defaults import plain_defaults
 
 
 @given(st.lists(st.integers(0, 40)), st.integers(1, 60), st.none() | st.integers(1, 6))
@@ -52,7 +52,7 @@ def test_lanes_share_the_cores_of_a_cpu_and_a_device_has_one(monkeypatch: pytest
     assert [lanes_of("cpu", threads=threads) for threads in (1, 2, 4, 9)] == [6, 3, 1, 1]
     assert lanes_of("cuda", threads=1) == 1
     for most, lanes, each in ((4, 3, 2), (1, 3, 1), (4, 6, 1)):
-        with fixed_threads(most):
+        with plain_defaults(most):
             found = list(side_by_side(lambda _: torch.get_num_threads(), range(6), lanes=lanes))
             assert (found, torch.get_num_threads()) == ([each] * 6, most)
 
@@ -63,7 +63,7 @@ def test_threads_that_compute_at_a_time_leave_the_numbers_that_they_found(order:
         with ThreadPoolExecutor(1) as new:
             return new.submit(torch.get_num_threads).result(), threadpool_info()
 
-    works, threads = [fixed_threads(count + 2) for count in order], [ThreadPoolExecutor(1) for _ in order]
+    works, threads = [plain_defaults(count + 2) for count in order], [ThreadPoolExecutor(1) for _ in order]
     before = numbers()
     [thread.submit(work.__enter__).result() for thread, work in zip(threads, works, strict=True)]
     assert numbers()[0] == order[-1] + 2

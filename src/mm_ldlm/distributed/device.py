@@ -1,9 +1,5 @@
 """The device that computes, a GPU of this machine or the CPU, and the threads of a CPU."""
 
-import contextlib
-import os
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,38 +29,6 @@ def working_device(wanted: Any) -> torch.device:
         chosen = choose_device("auto" if wanted is None else wanted)
         torch.zeros(1, device=chosen).cpu()
     return chosen
-
-
-@contextlib.contextmanager
-def fixed_threads(count: int) -> Iterator[None]:
-    """Let torch use this number of threads, which determines how sums are split and thus their last bits.
-
-    The number for new threads belongs to the process. Where several threads compute at a time,
-    one that leaves earlier hands over the number that it found, which is the one to restore at the end.
-    """
-    if os.getpid() != _PROCESS:  # the threads of OpenMP do not survive a fork
-        torch.set_num_threads(1)
-        yield
-        return
-    with _lock:
-        before = [torch.get_num_threads()]
-        torch.set_num_threads(count)
-        _inside.append(before)
-    try:
-        yield
-    finally:
-        with _lock if os.getpid() == _PROCESS else contextlib.nullcontext():
-            place = next(place for place, other in enumerate(_inside) if other is before)
-            torch.set_num_threads(before[0] if os.getpid() == _PROCESS else 1)
-            if place + 1 < len(_inside):
-                _inside[place + 1][:] = before
-            del _inside[place]
-
-
-_PROCESS = os.getpid()
-_lock, _inside = threading.Lock(), list[list[int]]()
-# No other thread has the lock when a process is forked, in which nobody would release it.
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def threads_of(model: nn.Module) -> int:

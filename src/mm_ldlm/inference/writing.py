@@ -21,7 +21,8 @@ from mm_ldlm.core import PositiveInt, SamplingError, check, show
 from mm_ldlm.core.progress import shown
 from mm_ldlm.data.inference_batches import batches_by_length, lanes_of, side_by_side
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.distributed.device import fixed_threads, threads_of
+from mm_ldlm.distributed.device import threads_of
+from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.sampling.denoising import TextSample
 from mm_ldlm.sampling.limits import Length
@@ -85,7 +86,7 @@ class Writer:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Switch the model to evaluation mode, and use the number of threads that suits it."""
-        with self.model.evaluating(), fixed_threads(threads_of(self.model.model)):
+        with plain_defaults(threads_of(self.model.model)), self.model.evaluating():
             yield
 
     @contextmanager

@@ -43,7 +43,7 @@ class TrainableRoot(nn.Module):
                 raise
             raise ConfigurationError(
                 f"expected a model that takes the inputs that the objective passes, found: {error}. Correct the names "
-                "of the arguments of this method, or those of its call."
+                "of its arguments, or of the arguments that the objective passes."
             ) from error
         weights = self.objective.weights
         forgotten = [

@@ -19,7 +19,7 @@ from mm_ldlm.core import EncoderError, Registry, reason_of
 from mm_ldlm.data.encoders.base import Encoder
 from mm_ldlm.data.encoders.specs import EncoderSpec, LocatedWeights, Pooling
 from mm_ldlm.data.inference_batches import batches_by_length, lanes_of, side_by_side
-from mm_ldlm.distributed.device import choose_device, fixed_threads, threads_of
+from mm_ldlm.distributed.device import choose_device, threads_of
 from mm_ldlm.models.defaults import plain_defaults
 
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]
@@ -110,7 +110,7 @@ class TransformerEncoder(_LocalEncoder):
             chosen, ids_BL, valid_BL = batch
             out[chosen] = self.forward(torch.from_numpy(ids_BL), valid_BL).cpu().numpy()
 
-        with fixed_threads(self.threads), plain_defaults():  # a forked process has one thread
+        with plain_defaults(self.threads):
             list(side_by_side(forward, prepared, lanes=self.lanes))
         return out
 

@@ -39,8 +39,9 @@ from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.data.store.writer import Parts
 from mm_ldlm.distributed import environment, failure
-from mm_ldlm.distributed.device import choose_device, fixed_threads
+from mm_ldlm.distributed.device import choose_device
 from mm_ldlm.distributed.launch import LaunchConfig, RanksConfig, check_hosts, launch, with_environment
+from mm_ldlm.models.defaults import plain_defaults
 
 logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
@@ -96,7 +97,7 @@ class Job:
         """Compute the vectors of the texts of a shard."""
         if encoder.max_length is not None:
             _warn_of_long_texts(texts, encoder, most=encoder.max_length)
-        with fixed_threads(self.config.threads):
+        with plain_defaults(self.config.threads):
             vectors = encoder.run(encoder.prepare(texts))
         encoder.verify()
         return vectors

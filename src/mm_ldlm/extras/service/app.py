@@ -72,7 +72,7 @@ def build(model: MMLDLM, limits: Limits, *, key: str | None = None) -> FastAPI:
         redoc_url=None, redirect_slashes=False, lifespan=lifespan,
         exception_handlers={
             MMLDLMError: explain, HTTPException: explain,
-            ClientDisconnect: lambda *_: Response(status_code=400),  # nobody receives it
+            ClientDisconnect: lambda *_: Response(status_code=400),  # the client is gone
         },
     )  # fmt: skip
     schemas: dict[str, Any] = {}

@@ -126,7 +126,7 @@ class TokenStates(Feature):
         }
         parts = Parts(workspace, made_by)
         from mm_ldlm.data.encoders.transformer import TransformerEncoder
-        from mm_ldlm.distributed.device import fixed_threads
+        from mm_ldlm.models.defaults import plain_defaults
 
         done = parts.begin()
         if Manifest.exists(workspace):
@@ -140,7 +140,7 @@ class TokenStates(Feature):
             )
         starts_n = starts(inputs.tokens.gather("length", slice(None)).to_numpy())
         cuts, dtype = _cuts(starts_n), np.dtype(self.ccdd.dtype)
-        with fixed_threads(self.ccdd.threads):
+        with plain_defaults(self.ccdd.threads):
             for number, (first, last) in enumerate(cuts):
                 if number in done:
                     continue
