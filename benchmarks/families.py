@@ -5,7 +5,6 @@ and vocabulary, in one process with one thread. A step is a batch, a forward and
 alternate, so other jobs on the machine move the ratios little.
 """
 
-import dataclasses
 import statistics
 import tempfile
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 from benchmarks import training
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
 _ENVIRONMENTS = {
     "mdlm": ("mdlm", {}),
     "ar": ("ar", {}),
@@ -26,9 +24,10 @@ _ENVIRONMENTS = {
     "atat": ("atat", {}),
 }
 """Name → environment, and what differs in its process"""
-FAMILIES = {name: about for name, about in _ENVIRONMENTS.items() if (CONF / about[0]).is_dir()}
+FAMILIES = {name: about for name, about in _ENVIRONMENTS.items() if (training.CONF / about[0]).is_dir()}
 """Those of the installed families"""
-VOCAB, GROUPS = 600, 64
+TOKENS = 1024
+"""Padded tokens of a step"""
 STEPS, ROUNDS = 10, 5
 
 
@@ -36,9 +35,14 @@ def run() -> list[dict[str, Any]]:
     """Tokens per CPU second of each family, and the ratio to MDLM."""
     import torch
 
+    from mm_ldlm.training.config import BatchConfig
+
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        built = {name: _build(name, Path(folder)) for name in FAMILIES}
+        built = {
+            name: training.built(Path(folder), name=name, env=env, process=process, batch=BatchConfig(tokens=TOKENS))
+            for name, (env, process) in FAMILIES.items()
+        }
         for parts in built.values():
             _seconds_per_step(parts, 3)
         rounds = [{name: _seconds_per_step(parts, STEPS) for name, parts in built.items()} for _ in range(ROUNDS)]
@@ -56,47 +60,6 @@ def run() -> list[dict[str, Any]]:
 
 def _seconds_per_step(parts: Any, steps: int) -> float:
     return sum(training.bare_step(parts) for _ in range(steps)) / steps
-
-
-def _build(name: str, root: Path) -> Any:
-    """A run of a family on synthetic sentences; nothing has been trained yet."""
-    import numpy as np
-    import torch
-
-    from mm_ldlm.app.config_loader import LayeredConfigLoader
-    from mm_ldlm.app.parameters import check_parameters
-    from mm_ldlm.distributed.process import Process
-    from mm_ldlm.models.base import DataShape
-    from mm_ldlm.settings import CONFIG_LOADER_ARGS
-    from mm_ldlm.training.build import build
-    from mm_ldlm.training.data import Data
-    from mm_ldlm.training.jsonl import Tracker
-    from mm_ldlm.training.spec import TrainingSpec
-
-    environment, process = FAMILIES[name]
-    loader = LayeredConfigLoader(str(CONF), env=environment, **CONFIG_LOADER_ARGS)
-    parameters = loader["parameters"]
-    if process:
-        parameters["objective"]["process"] |= process
-    typed = check_parameters(parameters)
-    shape = DataShape(vocab_size=VOCAB, pad_id=0, mask_id=1, max_length=training.LONGEST)
-    groups = np.where(np.arange(VOCAB) > 1, np.arange(VOCAB) % GROUPS, -1)[:, None]
-    stores = dict.fromkeys(typed["objective"].stores, groups)
-    tensors = {name: torch.from_numpy(values) for name, values in stores.items()}
-    shape = dataclasses.replace(shape, noise_ids=typed["objective"].noise_ids(shape, **tensors))
-    spec = TrainingSpec(
-        seed=0, dataset="", fingerprints={}, shape=shape, model=typed["model"], objective=typed["objective"],
-        training=dataclasses.replace(
-            typed["training"], max_steps=100_000, validate_every=0, batch=training.batch(), preflight=False,
-            device="cpu", run_name=name,
-        ),
-    )  # fmt: skip
-    sentences: Any = training.Sentences(VOCAB)
-    data = Data(train=sentences, validation=None, shape=shape, folders={}, stores=stores)
-    return build(
-        spec, root=root, data=data, process=Process(),
-        tracker=Tracker(root / f"{name}.jsonl"),
-    )  # fmt: skip
 
 
 def _tokens_per_step(parts: Any) -> float:

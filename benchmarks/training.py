@@ -1,19 +1,23 @@
 """Training: what guard, logging, diagnostics and waiting for data cost on the base configuration, against a bare loop.
 
-One process, one thread, the base model's shape on synthetic examples. The bare loop does the same forward and backward
-passes and the same AdamW on the same batches, and nothing else. The two take turns, one step each, so that a machine
-whose speed changes slows both; seconds are the process's CPU time.
+One process, one thread, the parameters of base on synthetic examples of its lengths and vocabulary. The bare loop does
+the same forward and backward passes and the same AdamW on the same batches, and nothing else. The two take turns, one
+step each, so that a machine whose speed changes slows both; seconds are the process's CPU time.
 """
 
+import dataclasses
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mm_ldlm.training.observers import Observer
 
+CONF = Path(__file__).resolve().parents[1] / "conf"
 STEPS, ROUND = 200, 40
-VOCAB, DIM, LONGEST = 1000, 384, 24
+VOCAB, DIM, LONGEST = 600, 384, 24
+GROUPS = 64
 
 
 class Sentences:
@@ -21,12 +25,12 @@ class Sentences:
 
     pad_id = 0
 
-    def __init__(self, vocab: int = VOCAB, count: int = 4000) -> None:
+    def __init__(self, count: int = 4000) -> None:
         import numpy as np
 
         draw = np.random.default_rng(0)
         self.lengths = draw.integers(6, LONGEST + 1, count)
-        self._ids = draw.integers(3, vocab, (count, LONGEST))
+        self._ids = draw.integers(3, VOCAB, (count, LONGEST))
         self._latents = draw.standard_normal((count, DIM)).astype(np.float32)
 
     def tokens(self, rows: Any, *, length: int) -> Any:
@@ -40,54 +44,49 @@ class Sentences:
         return self._latents[rows]
 
 
-def batch() -> Any:
-    """The batches of a step: 1,024 tokens."""
-    from mm_ldlm.training.config import BatchConfig
+def built(
+    root: Path, *, name: str, env: str = "base", process: Mapping[str, Any] | None = None, **training: Any
+) -> Any:
+    """A run of an environment on synthetic sentences, before its first step.
 
-    return BatchConfig(tokens=1024)
+    Args:
+        name: of the run, and of its log below `root`.
+        process: keys of the text process that differ from the environment's.
+        training: attributes of the section `training` that differ.
+    """
+    import numpy as np
+    import torch
 
-
-def _shape() -> Any:
-    from mm_ldlm.models.base import DataShape
-
-    return DataShape(vocab_size=VOCAB, pad_id=0, mask_id=1, max_length=LONGEST, fields={"latents": (DIM,)})
-
-
-def _spec(steps: int) -> Any:
-    from mm_ldlm.distributed.launch import LaunchConfig
-    from mm_ldlm.models.mmdit import MMDiTConfig
-    from mm_ldlm.objectives.multimodal import MultimodalConfig
-    from mm_ldlm.training.config import CheckpointConfig, TrainingConfig
-    from mm_ldlm.training.spec import TrainingSpec
-
-    return TrainingSpec(
-        seed=0,
-        dataset="",
-        fingerprints={},
-        shape=_shape(),
-        model=MMDiTConfig(dim=192, depth=4, heads=6, latent_tokens=4, conditioning_dim=128),
-        objective=MultimodalConfig(mode="l2t"),
-        training=TrainingConfig(
-            max_steps=steps, batch=batch(), launch=LaunchConfig(), preflight=False, device="cpu",
-            checkpoint=CheckpointConfig(every_steps=None, every_minutes=None), run_name="run",
-        ),
-    )  # fmt: skip
-
-
-def _parts(root: Path) -> tuple[Any, Any]:
-    """A built run, and the same once more for the bare loop."""
+    from mm_ldlm.app.config_loader import LayeredConfigLoader
+    from mm_ldlm.app.parameters import check_parameters
     from mm_ldlm.distributed.process import Process
+    from mm_ldlm.models.base import DataShape
+    from mm_ldlm.settings import CONFIG_LOADER_ARGS
     from mm_ldlm.training.build import build
+    from mm_ldlm.training.config import CheckpointConfig
     from mm_ldlm.training.data import Data
     from mm_ldlm.training.jsonl import Tracker
+    from mm_ldlm.training.spec import TrainingSpec
 
+    parameters = LayeredConfigLoader(str(CONF), env=env, **CONFIG_LOADER_ARGS)["parameters"]
+    if process:
+        parameters["objective"]["process"] |= process
+    typed = check_parameters(parameters)
+    shape = DataShape(vocab_size=VOCAB, pad_id=0, mask_id=1, max_length=LONGEST, fields={"latents": (DIM,)})
+    groups = np.where(np.arange(VOCAB) > 1, np.arange(VOCAB) % GROUPS, -1)[:, None]
+    vectors = np.random.default_rng(1).standard_normal((VOCAB, DIM)).astype(np.float32)
+    stores = dict.fromkeys(typed["objective"].stores, groups) | dict.fromkeys(typed["model"].stores, vectors)
+    tensors = {key: torch.from_numpy(values) for key, values in stores.items() if key in typed["objective"].stores}
+    shape = dataclasses.replace(shape, noise_ids=typed["objective"].noise_ids(shape, **tensors))
+    never = CheckpointConfig(every_steps=None, every_minutes=None)
+    fixed = {"max_steps": 100_000, "validate_every": 0, "preflight": False, "device": "cpu", "checkpoint": never}
+    spec = TrainingSpec(
+        seed=0, dataset="", fingerprints={}, shape=shape, model=typed["model"], objective=typed["objective"],
+        training=dataclasses.replace(typed["training"], **fixed, run_name=name, **training),
+    )  # fmt: skip
     sentences: Any = Sentences()
-    data = Data(train=sentences, validation=None, shape=_shape(), folders={})
-    process = Process()
-    return tuple(
-        build(_spec(100_000), root=root, data=data, process=process, tracker=Tracker(root / f"{name}.jsonl"))
-        for name in ("loop", "bare")
-    )  # type: ignore[return-value]
+    data = Data(train=sentences, validation=None, shape=shape, folders={}, stores=stores)
+    return build(spec, root=root, data=data, process=Process(), tracker=Tracker(root / f"{name}.jsonl"))
 
 
 def bare_step(parts: Any) -> float:
@@ -101,7 +100,9 @@ def bare_step(parts: Any) -> float:
     for batch in micros:
         generator = stepper.generator(batch, state.draw)
         kind = stepper.objective.kind(generator, step=state.step)
-        total(stepper.parallel.module(batch, generator, kind, state.step), stepper.objective, batch).backward()
+        with stepper.autocast():
+            losses = stepper.parallel.module(batch, generator, kind, state.step)
+        total(losses, stepper.objective, batch).backward()
     optimization.step()
     optimization.drop_gradients()
     state.step += 1
@@ -142,8 +143,7 @@ def run() -> list[dict[str, Any]]:
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        full, bare = _parts(root)
+        full, bare = (built(Path(folder), name=name) for name in ("loop", "bare"))
         full.learner.ema.values = {}  # the average is part of training, not of watching it
         full.checkpointer.save = lambda line: []
         _take_turns(full, bare, 10)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mm_ldlm.core.kinds import contributed
+from mm_ldlm.core.registry import contributed
 
 from . import material
 from .damage import damage_bytes

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from mm_ldlm.core import CheckpointError
-from mm_ldlm.training.counters import TrainingState, seed_everything
+from mm_ldlm.training.counters import TrainingState
+from mm_ldlm.training.seeds import seed_everything
 
 FIELDS = [field.name for field in dataclasses.fields(TrainingState)]
 

@@ -24,8 +24,8 @@ from mm_ldlm.core.errors import (
     purposeful,
     shorten,
 )
-from mm_ldlm.core.kinds import CONTRIBUTORS, Kinds, Registry, contributed, foreign_code, import_object, registered
 from mm_ldlm.core.messages import duration, escape, nearest, reason_of, setting, show, slug, summarise
+from mm_ldlm.core.registry import CONTRIBUTORS, Kinds, Registry, contributed, foreign_code, import_object, registered
 from mm_ldlm.core.typed import (
     AutoDevice,
     Bytes,

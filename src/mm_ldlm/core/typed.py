@@ -18,8 +18,8 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from mm_ldlm.core.credentials import holds_credentials, mask
 from mm_ldlm.core.errors import ConfigurationError, MMLDLMError, SamplingError
-from mm_ldlm.core.kinds import MARK, Kinds, foreign_code, with_article
 from mm_ldlm.core.messages import escape, nearest, reason_of, show, summarise
+from mm_ldlm.core.registry import MARK, Kinds, foreign_code, with_article
 
 T = TypeVar("T")
 

@@ -13,7 +13,6 @@ from mm_ldlm.models.parts import freeze
 from mm_ldlm.objectives.root import TrainableRoot, build_root
 from mm_ldlm.training.batches import BatchPlan, Loader
 from mm_ldlm.training.checkpointer import Checkpointer
-from mm_ldlm.training.counters import seed_everything, step_seed
 from mm_ldlm.training.data import Data, token_counts
 from mm_ldlm.training.forward_backward import Stepper
 from mm_ldlm.training.initial import initialise
@@ -22,6 +21,7 @@ from mm_ldlm.training.learner import Learner
 from mm_ldlm.training.loop import Run
 from mm_ldlm.training.observers import OBSERVERS
 from mm_ldlm.training.precision import resolve
+from mm_ldlm.training.seeds import seed_everything, step_seed
 from mm_ldlm.training.spec import TrainingSpec
 from mm_ldlm.training.throughput import Throughput
 from mm_ldlm.training.validation import Validation

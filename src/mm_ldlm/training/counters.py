@@ -1,13 +1,8 @@
-"""Counters of a run, and its seeds; the only module that sets global seeds."""
+"""Counters of a run. With the seed they determine all batches and all noise (`mm_ldlm.training.seeds`)."""
 
 import dataclasses
-import hashlib
-import random
 import typing
 from typing import Annotated, Any
-
-import numpy as np
-import torch
 
 from mm_ldlm.core import CheckpointError, bounded, check
 from mm_ldlm.training.batches import Planned
@@ -51,22 +46,3 @@ class TrainingState:
         for name, hint in typing.get_type_hints(TrainingState, include_extras=True).items():
             value = found.get(name, getattr(TrainingState, name))
             setattr(self, name, check(value, hint, name=name, error=CheckpointError))
-
-
-def step_seed(seed: int, draw: int, name: str = "") -> int:
-    """Compute the seed (63 bits) of all randomness of a step from the seed of the run and the number of the batch."""
-    digest = hashlib.blake2b(f"{seed}/{draw}/{name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def seed_everything(seed: int, draw: int, *, rank: int) -> None:
-    """Seed the global generators as a function of step and rank, so that a resumed step draws the same numbers.
-
-    Only dropout and third-party code use them; other noise uses `RowGenerator`.
-    """
-    seed = step_seed(seed, draw, f"dropout/{rank}")
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # torch.manual_seed would format the stack in every step on the CPU
-        torch.cuda.manual_seed_all(seed)

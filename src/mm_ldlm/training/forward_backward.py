@@ -9,7 +9,7 @@ from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Batch, Losses, Objective
 from mm_ldlm.objectives.root import TrainableRoot
 from mm_ldlm.training.config import PrecisionConfig
-from mm_ldlm.training.counters import seed_everything, step_seed
+from mm_ldlm.training.seeds import seed_everything, step_seed
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

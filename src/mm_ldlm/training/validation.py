@@ -13,8 +13,8 @@ from mm_ldlm.distributed.process import Process
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.generation import GenerativeModel
 from mm_ldlm.training.batches import BatchPlan, Loader, Source
-from mm_ldlm.training.counters import step_seed
 from mm_ldlm.training.learner import Learner
+from mm_ldlm.training.seeds import step_seed
 from mm_ldlm.training.spec import TrainingSpec
 
 _SCORES: tuple[str, ...] = ("score", "score_given_latent")

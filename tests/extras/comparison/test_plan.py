@@ -16,7 +16,7 @@ from tests.environments import layer as layer_of
 from mm_ldlm.app.config_loader import merge
 from mm_ldlm.app.parameters import check_parameters
 from mm_ldlm.core import ConfigurationError, parse
-from mm_ldlm.core.kinds import contributed
+from mm_ldlm.core.registry import contributed
 from mm_ldlm.extras.comparison.config import BudgetConfig, ComparisonConfig, MemberConfig
 from mm_ldlm.extras.comparison.plan import environment_of, params_of, plan
 

@@ -16,9 +16,9 @@ import torch
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.capabilities import Capabilities
-from mm_ldlm.training.counters import step_seed
 from mm_ldlm.training.loop import Run
 from mm_ldlm.training.observers import Observer
+from mm_ldlm.training.seeds import step_seed
 
 MOST = 0.01
 """Largest fraction of the time that the sentences take; a slower model shows them at a longer interval"""
