@@ -249,23 +249,43 @@ def test_training_on_two_hosts_equals_two_processes_of_one(
         }, name
 
 
-def test_an_error_of_this_project_comes_before_those_of_other_ranks_whatever_their_clocks(tmp_path: Path) -> None:
-    errors = (Failure(rank=0, host="a", step=3, error_class="RuntimeError", message="peer is gone", location="x.py:1",
-                      time=10.0),
-              Failure(rank=1, host="b", step=3, error_class="StoreError", message="ours", location="", time=99.0))  # fmt: skip
-    for each in errors:
-        file = tmp_path / str(each.rank) / "error.json"
-        file.parent.mkdir()
-        file.write_text(json.dumps({"message": {"extraInfo": {"mm_ldlm": dataclasses.asdict(each)}}}))
-    ended = {each.rank: SimpleNamespace(timestamp=5, exitcode=1, local_rank=0) for each in errors}
-    text, kind = explain(ended, tmp_path, since=0.0)
-    assert kind == "StoreError"
-    assert "rank 1 on b failed at step 3: ours" in text
-    for attempt in (1, 0):
-        log = tmp_path / f"launch/attempt_{attempt}/0/stderr.log"
-        log.parent.mkdir(parents=True)
-        log.write_text(f"words of attempt {attempt}")
-        os.utime(log, (attempt, attempt))
-    text, kind = explain(ended, tmp_path, since=100.0)
-    assert kind == "", "errors of an earlier launch explain nothing"
-    assert "words of attempt 1" in text, "the last log of the rank"
+OURS, FOREIGN = "", "x.py:1"
+"""Locations of errors"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cause"),  # of each rank: exit code, end; location and time of its error, or None and when a signal came
+    [
+        ([(1, 5, FOREIGN, 10), (1, 5, OURS, 99)], "rank 1 on host failed at step 3: why"),
+        ([(-9, 5, None, 0), (1, 5, OURS, 99)], "rank 1 on"),
+        ([(1, 5, FOREIGN, 10), (1, 5, FOREIGN, 9)], "rank 1 on host failed at step 3: Broken (x.py:1): why"),
+        ([(1, 5, FOREIGN, 10), (7, 5, None, 0)], "rank 1 ended with exit code 7"),
+        ([(1, 5, FOREIGN, 10), (-15, 5, None, 0)], "rank 0 on"),  # ended by the agent
+        ([(1, 5, FOREIGN, 10), (-9, 25, None, 0)], "rank 0 on"),
+        ([(1, 5, FOREIGN, 10), (1, 5, FOREIGN, 9), (-15, 5, None, 8)], "rank 2 was ended by SIGTERM"),
+        ([(1, 5, FOREIGN, 11), (1, 5, FOREIGN, 9), (-15, 5, None, 10)], "rank 1 on"),
+        ([(7, 5, FOREIGN, 1)], "rank 0 ended with exit code 7"),  # the error is that of an earlier launch
+    ],
+)
+def test_the_first_cause_is_reported_and_not_its_consequences(
+    ranks: list[tuple[int, int, str | None, int]], cause: str, tmp_path: Path
+) -> None:
+    for rank, (_, _, location, at) in enumerate(ranks):
+        for attempt in (1, 0):
+            log = tmp_path / f"launch/attempt_{attempt}/{rank}/stderr.log"
+            log.parent.mkdir(parents=True)
+            log.write_text(f"words of attempt {attempt}")
+            os.utime(log, (attempt, attempt))
+        found = Failure(
+            rank=rank, host="host", step=3, error_class="Broken", message="why", location=location or "", time=at
+        )
+        error = json.dumps({"message": {"extraInfo": {"mm_ldlm": dataclasses.asdict(found)}}})
+        file = tmp_path / f"launch/attempt_1/{rank}" / ("error.json" if location is not None else "ended")
+        file.write_text(error if location is not None else "stack" * at)
+        os.utime(file, (at, at))
+    ended = {rank: SimpleNamespace(exitcode=code, timestamp=end, local_rank=rank)
+             for rank, (code, end, *_) in enumerate(ranks)}  # fmt: skip
+    text, kind = explain(ended, tmp_path, since=2.0)
+    assert text.startswith(cause)
+    assert kind == ("Broken" if " on host" in text else "")
+    assert "exit code" not in text or "words of attempt 1" in text, "the last log of the rank"

@@ -29,7 +29,7 @@ from mm_ldlm.training.data import Data
 from mm_ldlm.training.jsonl import Tracker
 from mm_ldlm.training.spec import TrainingSpec
 
-SHAPE = DataShape(vocab_size=24, pad_id=0, mask_id=1, max_length=12, fields={"latents": (8,)})
+SHAPE = DataShape(vocab_size=24, pad_id=2, mask_id=1, max_length=12, fields={"latents": (8,)})
 SIZE = {"dim": 16, "depth": 2, "heads": 2, "latent_tokens": 2, "token_vectors": "random"}
 """Options of a tiny model, as far as its kind has them"""
 ALONE = Process()

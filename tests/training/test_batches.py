@@ -36,7 +36,10 @@ def test_an_epoch_has_each_example_once_in_batches_of_known_shapes(
     assert sorted(np.concatenate([examples for examples, _ in batches])) == list(range(len(lengths)))
     for examples, length in batches:
         assert lengths[examples].max() <= length <= 12
-        assert (made.size_of(length), length) in made.shapes() or len(examples) < made.size_of(length)
+        size, step = made.size_of(length), config.example_multiple
+        assert (size, length) in made.shapes() or len(examples) < size
+        if config.tokens is not None:
+            assert size == max(step, next(n for n in range(0, 999, step) if (n + step) * length > config.tokens))
     short = [examples for examples, length in batches if len(examples) < made.size_of(length)]
     assert len(short) <= 1
     assert len(made.epoch(epoch + 1)) == len(batches)
@@ -62,10 +65,11 @@ def test_the_step_of_a_number_of_tokens_is_the_first_that_reaches_it(
 
 
 def test_epochs_and_seeds_have_other_orders() -> None:
-    lengths = np.full(50, 4)
+    lengths = np.arange(50) % 2 * 8 + 1
     orders = [[each.tolist() for each, _ in plan(lengths, BatchConfig(examples=5), seed).epoch(epoch)]
               for seed in range(3) for epoch in range(3)]  # fmt: skip
     assert len({str(order) for order in orders}) == 9
+    assert len({str(lengths[[each[0] for each in order]]) for order in orders}) > 5, "also of the lengths"
 
 
 @given(
@@ -87,7 +91,7 @@ def test_ranks_and_micro_batches_share_a_batch_without_loss(
     assert sum(int(micro.valid_BL.sum()) for micro in micros) == planned.tokens
     for micro in micros:
         assert (micro.global_size, micro.global_tokens) == (len(planned.examples), planned.tokens)
-        assert not micro.valid_BL[~micro.real_B].any()
+        assert torch.equal(micro.tokens_BL == EXAMPLES.pad_id, ~micro.valid_BL)
         for row, example in zip(micro.fields["latents"], micro.examples_B, strict=True):
             want = EXAMPLES.fields["latents"][example] if example >= 0 else np.zeros(8)
             assert np.array_equal(row.numpy(), want)

@@ -134,15 +134,6 @@ def test_a_session_continues_its_run_another_one_or_none(saved: Path, tmp_path: 
         other.checkpointer.resume("nowhere", tmp_path)
 
 
-def test_pitfall_38_a_damaged_latest_checkpoint_is_not_passed_over(
-    saved: Path, tmp_path: Path, refuses: Callable[..., Any]
-) -> None:
-    shutil.copytree(saved, saved.with_name("step-00000003"))
-    (saved / "model.safetensors").write_bytes(b"x")
-    with refuses(CheckpointError, NAME):
-        resumed(tmp_path)
-
-
 @pytest.mark.parametrize(("best_is", "expected"), [("min", 2), ("max", 3)])
 def test_the_best_checkpoint_is_kept_by_its_metric(tmp_path: Path, best_is: Any, expected: int) -> None:
     checkpoint = {"every_steps": 1, "keep_last": 1, "best_metric": "validation/loss", "best_is": best_is}

@@ -60,9 +60,9 @@ def test_half_a_line_of_a_killed_writer_is_removed(left: bytes, tmp_path: Path) 
 
 def test_repeated_steps_count_once(tmp_path: Path) -> None:
     log = Tracker(tmp_path / "log.jsonl")
-    for step, loss in ((1, 1.0), (2, 2.0), (3, 3.0), (2, 2.5)):
+    for step, loss in ((1, 1.0), (3, 3.0), (4, 4.0), (2, 2.0), (3, 3.5)):
         log.metrics(step, {"loss": loss})
-    assert [line["loss"] for line in read_metrics(tmp_path / "log.jsonl")] == [1.0, 2.5, 3.0]
+    assert [line["loss"] for line in read_metrics(tmp_path / "log.jsonl")] == [1.0, 2.0, 3.5, 4.0]
     log.event(1, "start")
     assert [event["event"] for event in read_events(tmp_path / "log.jsonl")] == ["start"]
     log.close()

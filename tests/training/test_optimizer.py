@@ -85,7 +85,8 @@ def test_pitfall_01_every_option_changes_the_weights(option: dict[str, Any]) -> 
             step(model, optimization, number)
         found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert not torch.equal(*found)
-    assert optimization.set_lr(2, scale=0.25) == 0.25 * optimization.set_lr(2, scale=1.0) > 0
+    whole, quarter = optimization.set_lr(2, scale=1.0), optimization.set_lr(2, scale=0.25)
+    assert {group["lr"] for group in optimization.optimizer.param_groups} == {quarter} == {0.25 * whole} != {0.0}
 
 
 def test_a_saved_state_continues_to_the_bit() -> None:

@@ -24,20 +24,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_the_remaining_time_includes_what_steps_do_beside(clock: Clock, tmp_path: Path) -> None:
+@pytest.mark.parametrize("minutes", [None, 3])
+def test_the_remaining_time_includes_what_steps_do_beside(minutes: int | None, clock: Clock, tmp_path: Path) -> None:
     """Steps take 2 ms for each padded token; the first one compiles, and every sixth validates and saves for a second."""
-    run = task.built(task.spec(max_steps=400), tmp_path)
+    run = task.built(task.spec(max_steps=400, max_minutes=minutes), tmp_path)
     measured = Throughput(run.loader, run.learner.state, run.config)
     assert "seconds_left" not in measured.line(0.1)
+    ends: list[float] = []
     for number, planned in enumerate(run.loader.plan.first(60)):
         padded = len(planned.examples) * planned.length
         clock.now += 0.002 * padded + (50.0 if number == 0 else 1.0 if number % 6 == 0 else 0.0)
         run.learner.state.drawn(planned)
         measured.stepped(planned)
-    batches = run.loader.plan.epoch(0)
-    mean = sum(len(examples) * length for examples, length in batches) / len(batches)
+        ends.append(clock.now)
     left = measured.line(0.1)["seconds_left"]
-    assert left == pytest.approx((400 - 60) * (0.002 * mean + 1 / 6), rel=0.05)
+    assert left == pytest.approx((400 - 60) * (ends[-1] - ends[0]) / 59 if minutes is None else 180 - (ends[-1] - 100))
 
 
 def test_a_line_counts_what_happened_since_the_last_one(

@@ -6,10 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from tests.training import task
 from tests.training.ranks import train_forked, train_on_ranks
 from tests.training.test_loop import EVERY_STEP, faulty
 
-from mm_ldlm.core import CheckpointError, ConfigurationError, TrainingDiverged, WorkerFailed
+from mm_ldlm.core import CheckpointError, TrainingDiverged, WorkerFailed
 from mm_ldlm.core.files import write_json
 from mm_ldlm.distributed import failure
 from mm_ldlm.training import session as status
@@ -201,10 +199,3 @@ def test_a_second_training_of_a_run_is_refused(tmp_path: Path, monkeypatch: pyte
     with sole_writer(tmp_path, "run"), pytest.raises(WorkerFailed, match=f"process {os.getpid()}.*/run"):
         go(task.spec(), tmp_path)
     go(task.spec(max_steps=2), tmp_path)
-
-
-def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-    with refuses(ConfigurationError, "cuda:7"):
-        go(task.spec(device="cuda:7"), tmp_path)

@@ -44,6 +44,8 @@ class Run:
     throughput: Throughput
     validate: Callable[[int], dict[str, float]] | None = None
     """step → validation losses"""
+    averages: Averages = dataclasses.field(default_factory=Averages)
+    """of the losses since the last log line or roll-back"""
     observers: dict[str, Observer] = dataclasses.field(default_factory=dict)
     stop_requested: Callable[[], bool] = lambda: False
     """whether this process received a signal to end (SIGTERM, SIGINT)"""
@@ -61,7 +63,7 @@ def train(run: Run) -> Ending:
     """
     config, learner, throughput = run.config, run.learner, run.throughput
     state, optimization = learner.state, learner.optimization
-    observers, averages, diagnosis, ended_early = [*run.observers.values()], Averages(), "", ""
+    observers, diagnosis, ended_early = [*run.observers.values()], "", ""
     run.stepper.parallel.module.train()
     frozen = FreezingSnapshot(learner.root)
     run.tracker.event(state.step, "trains", **trained(learner.root))
@@ -91,7 +93,7 @@ def train(run: Run) -> Ending:
                 clipped = optimization.clip(found.grad_norm)
                 optimization.step()
                 learner.ema.update(state)
-                averages.add(kind, found.loss, found.losses)
+                run.averages.add(kind, found.loss, found.losses)
                 throughput.applied(found.grad_norm, clipped)
                 if warning := run.stepper.objective.observe(found.losses, step=state.step):
                     run.tracker.event(state.step, "objective_warning", reason=warning)
@@ -117,7 +119,6 @@ def train(run: Run) -> Ending:
                 )  # fmt: skip
             if verdict.action in ("rollback", "stop"):
                 roll_back(run, verdict, diagnosis)
-                averages.take()
                 continue
 
             # -- at intervals ------------------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ def train(run: Run) -> Ending:
             if run.validate is not None and (done or state.step % config.validate_every == 0):
                 line = {f"validation/{name}": value for name, value in run.validate(state.step).items()}
             if line or done or measured or state.step % config.log_every == 0:
-                line |= averages.take() | throughput.line(lr) | measured
+                line |= run.averages.take() | throughput.line(lr) | measured
                 where = {"epoch": planned.epoch, "batch_in_epoch": planned.index, "mode": kind}
                 run.tracker.metrics(state.step, {**where, **line})
             if done or ended_early or run.checkpointer.due(state.step, found.minutes):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 def roll_back(run: Run, verdict: Verdict, diagnosis: str) -> None:
     """Restore weights, optimizer and step of the last checkpoint, lower the learning rate, and continue the data.
 
+    The next batch sets its epoch and its place there (`TrainingState.drawn`).
+
     Raises:
         TrainingDiverged: the verdict is to stop, or there is no checkpoint yet.
     """
@@ -34,9 +36,9 @@ def roll_back(run: Run, verdict: Verdict, diagnosis: str) -> None:
         )
     before = dataclasses.replace(state)
     step = run.checkpointer.restore(last)
-    state.draw, state.epoch, state.batch_in_epoch = before.draw, before.epoch, before.batch_in_epoch
-    state.skipped, state.seconds = before.skipped, before.seconds
+    state.draw, state.skipped, state.seconds = before.draw, before.skipped, before.seconds
     state.rollbacks = guard.rollbacks = before.rollbacks + 1
     state.lr_scale = before.lr_scale * run.config.guard.rollback_lr_factor
     guard.forget()
+    run.averages.take()
     run.tracker.event(before.step, "rollback", to_step=step, lr_scale=state.lr_scale, reason=verdict.reason)

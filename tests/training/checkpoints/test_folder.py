@@ -19,12 +19,12 @@ from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import MARKER, all_in, chosen_run, latest, name_of, pointed, weights_folder
 
 
-def write(directory: Path, step: int, *folders: Path) -> Path:
+def write(directory: Path, step: int, *folders: Path, called: str | None = None) -> Path:
     """Write a checkpoint whose weights are the number of its step."""
-    tensors = {"model.safetensors": {"w": torch.full((3,), float(step))}, "ema.safetensors": {"w": torch.zeros(2)}}
+    tensors = {"model.safetensors": {"w": torch.full((3,), float(step))}, "ema.safetensors": {"w": torch.zeros(2, 3).T}}
     documents = {"training_state.json": {"state": {"step": step}}}
     named = {path.name: path for path in folders}
-    return folder.write(directory, step, tensors=tensors, documents=documents, folders=named)
+    return folder.write(directory, step, tensors=tensors, documents=documents, folders=named, called=called)
 
 
 def run_of(root: Path, *steps: int) -> Path:
@@ -125,7 +125,8 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "emptied": lambda path: [file.unlink() for file in path.rglob("*") if file.is_file()],
     "one byte": lambda path: flip(path / "model.safetensors"),
     "shorter": lambda path: os.truncate(path / "model.safetensors", 40),
-    "a file added": lambda path: shutil.copy(path / "model.safetensors", path / "other.safetensors"),
+    "weights added": lambda path: shutil.copy(path / "model.safetensors", path / "other.safetensors"),
+    "rows added in a folder": lambda path: (path / "tokenizer" / "rows.arrow").write_bytes(b""),
     "a file removed": lambda path: (path / "ema.safetensors").unlink(),
     "a folder removed": lambda path: shutil.rmtree(path / "tokenizer"),
     "a link elsewhere": lambda path: (path.rename(path.parents[2] / "x"), path.symlink_to(path.parents[2] / "x")),
@@ -180,12 +181,12 @@ def test_pitfall_38_a_run_json_that_names_a_later_checkpoint_is_not_served_an_ol
 def test_retention_keeps_the_newest_multiples_and_the_best(
     tmp_path_factory: pytest.TempPathFactory, last: int, every: int | None, best: int
 ) -> None:
-    directory = tmp_path_factory.mktemp("kept")
-    for step in range(1, 10):
+    directory, steps = tmp_path_factory.mktemp("kept"), range(99_999_991, 100_000_009)  # the names become longer
+    for step in steps:
         (directory / name_of(step)).mkdir()
-    folder.point(directory, "best", directory / name_of(best))
+    folder.point(directory, "best", directory / name_of(steps[best]))
     folder.apply_retention(directory, last=last, every=every)
-    kept = {step for step in range(1, 10) if step > 9 - last or step == best or (every and step % every == 0)}
+    kept = {step for step in steps if step in (*steps[-last:], steps[best]) or (every and step % every == 0)}
     assert all_in(directory) == [directory / name_of(step) for step in sorted(kept)]
 
 
@@ -238,11 +239,14 @@ def test_checkpoints_are_named_by_words_or_steps(which: str, tmp_path: Path, ref
 
 def test_a_copy_under_another_name_can_be_used_but_is_not_the_latest(tmp_path: Path) -> None:
     directory = run_of(tmp_path, 2, 4)
-    shutil.copytree(directory / name_of(4), directory / "mine")
+    write(directory, 6, called="mine")
     assert folder.find(directory / "mine") == directory / "mine"
-    assert folder.step_of(directory / "mine") == 4
+    assert folder.step_of(directory / "mine") == 6
     assert folder.find(directory) == directory / name_of(4)
     assert chosen_run(str(directory / "mine"))["checkpoint"] == "mine"
+    flip(directory / "mine" / "model.safetensors")
+    with pytest.raises(CheckpointError, match="damaged"):
+        folder.find(directory / "mine")
 
 
 def test_a_folder_that_cannot_be_copied_leaves_the_old_checkpoints(tmp_path: Path, refuses: Callable[..., Any]) -> None:

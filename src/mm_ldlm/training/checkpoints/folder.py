@@ -105,8 +105,7 @@ def apply_retention(directory: Path, *, last: int, every: int | None) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint, its marker first, so that an interrupted removal leaves no checkpoint."""
-    (path / MARKER).unlink(missing_ok=True)
+    """Remove a checkpoint, which has another name first, so that an interrupted removal leaves no checkpoint."""
     trash = temporary_of(path)
     os.replace(path, trash)
     shutil.rmtree(trash, ignore_errors=True)
