@@ -226,17 +226,35 @@ def test_a_data_set_that_the_hub_does_not_have_is_named(tmp_path: Path) -> None:
         read({"kind": "hub", "dataset": str(tmp_path), "splits": {"train": "hash"}})
 
 
-@pytest.mark.parametrize("copy", ["folder", "files"])
-def test_a_local_copy_is_read_instead_of_the_hub(copy: str, tmp_path: Path) -> None:
-    path = saved(tmp_path, train=["c", "d"], test=["a", "b"])["path"]
-    if copy == "files":
-        path = str(tmp_path / "*.jsonl")
-        (tmp_path / "rows.jsonl").write_text("".join(f'{{"text": "{letter}"}}\n' for letter in "abcd"))
+@pytest.mark.parametrize(
+    ("copy", "splits"),
+    {
+        "set": ["test", "test", "train", "train"],
+        "*.jsonl": [None] * 4,
+        "files": ["test", "validation", None, "train"],
+    }.items(),
+)
+def test_a_local_copy_is_read_instead_of_the_hub(copy: str, splits: list[str | None], tmp_path: Path) -> None:
+    path, line = tmp_path / copy, '{"text": "%s"}\n'
+    saved(tmp_path, train=["c", "d"], test=["a", "b"])
+    (tmp_path / "rows.jsonl").write_text("".join(line % letter for letter in "abcd"))
+    (tmp_path / "files/test").mkdir(parents=True)
+    for name, text in {
+        "wiki.train.raw": "d",
+        "c.txt": "c",
+        "valid.jsonl": line % "b",
+        "test/1.jsonl": line % "a",
+    }.items():
+        (tmp_path / "files" / name).write_text(text)
+    for folder in ("files", "nothing"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "README.md").touch()
     source = {"kind": "hub", "dataset": "no/such", "splits": {"train": "train", "test": "test"}}
-    config = parse(IngestionConfig, {"sources": [source], "path": path}, at="ingestion")
+    config = parse(IngestionConfig, {"sources": [source], "path": str(path)}, at="ingestion")
     found = [(row.text, row.split) for row in config.sources[0].rows(Opening(0, 1000)) if isinstance(row, Row)]
-    splits = ["test", "test", "train", "train"] if copy == "folder" else [None] * 4
     assert found == list(zip("abcd", splits, strict=True))
+    with pytest.raises(SourceError, match="save_to_disk"):
+        read({**source, "path": str(tmp_path / "nothing")})
 
 
 def test_splits_of_a_data_set_are_named_and_held_out_ones_are_read_first(

@@ -80,7 +80,8 @@ class DiskConfig(ColumnsConfig):
         if missing := sorted({*named} - {*found}):
             raise SourceError(
                 f"source '{self.label}': {self.path} has no split {', '.join(missing)}; it has {', '.join(found)}. "
-                "Correct the source's 'splits'."
+                "Correct the source's 'splits', or read all that it has: "
+                f"`--params 'ingestion.sources=[{{kind: disk, path: {self.path}}}]'`."
             )
         for name, split in held_out_first(named):
             number = 0

@@ -1,14 +1,22 @@
 """Data sets of the hub, or local copies of them."""
 
+import dataclasses
+import glob
 import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 from mm_ldlm.core import SourceError, bounded, config, reason_of, setting
 from mm_ldlm.data.corpus.quarantine import BadRow
-from mm_ldlm.data.corpus.sources.base import ColumnsConfig, Opening, Row
-from mm_ldlm.data.corpus.sources.table import TableConfig
+from mm_ldlm.data.corpus.sources.base import SPLIT_WORDS, ColumnsConfig, Opening, Row, SourceConfig
+from mm_ldlm.data.corpus.sources.lines import TextConfig
+from mm_ldlm.data.corpus.sources.table import KINDS, TableConfig, is_saved, suffix_of
 from mm_ldlm.extras.tables.files import DiskConfig, Splits, held_out_first
+
+_TABLES = tuple(suffix for suffix in KINDS if suffix != ".txt")
+_TEXTS = (".txt", ".raw", ".tokens")
 
 
 @config
@@ -17,8 +25,9 @@ class HubConfig(ColumnsConfig):
 
     Attributes:
         dataset: its name.
-        path: read instead of the hub: a folder that `Dataset.save_to_disk` wrote, which has the splits, or files with
-            the columns, which are divided by the hash split.
+        path: read instead of the hub: a folder that `Dataset.save_to_disk` wrote, which has the splits, or files, or
+            a folder of files, at any depth: tables with the columns, or one text per line. The name of a file
+            (`valid.txt`, `test/1.parquet`) chooses its split; other files are divided by the hash split.
         subset: its configuration (`name=` of `load_dataset`).
         revision: commit or tag.
         streaming: read while downloading; false downloads into the Hugging Face cache first.
@@ -33,14 +42,34 @@ class HubConfig(ColumnsConfig):
     streaming: bool = True
     splits: Annotated[Splits, bounded(min_length=1)]
 
-    @property
-    def _copy(self) -> Any:
-        """The source of the local copy"""
-        return self.as_kind(DiskConfig if os.path.isdir(str(self.path)) else TableConfig)
+    def _copies(self) -> list[SourceConfig]:
+        """Return the sources of the local copy, those of held-out rows first."""
+        path = str(self.path)
+        if is_saved(path):
+            return [self.as_kind(DiskConfig)]
+        folder = os.path.isdir(path)
+        found = dataclasses.replace(self, path=f"{glob.escape(path)}/**" if folder else path).find()
+        splits = {}
+        for file in found:
+            if not folder or suffix_of(file) in _TABLES + _TEXTS:
+                words = re.findall("[a-z]+", str(file.relative_to(path) if folder else file.name).lower())
+                split = next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "hash")
+                splits[str(file)] = self.splits.get(split, split)
+        if not splits:
+            self.file(path).refuse(
+                f"a data set saved by Dataset.save_to_disk, or files {', '.join(_TABLES)} (with the column "
+                f"{' and '.join(self.columns)}) or {', '.join(_TEXTS)} (one text per line), also .gz or .zst",
+                f"{len(found)} other files",
+            )
+        return [
+            self.as_kind(TableConfig if suffix_of(Path(name)) in _TABLES else TextConfig, path=name, split=split)
+            for name, split in held_out_first(splits)
+        ]
 
     def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
         if self.path is not None:
-            yield from self._copy.rows(opening)
+            for copy in self._copies():
+                yield from copy.rows(opening)
             return
         import datasets
 
@@ -61,5 +90,5 @@ class HubConfig(ColumnsConfig):
 
     def describe(self, opening: Opening) -> Any:
         if self.path is not None:
-            return self._copy.describe(opening)
+            return [copy.describe(opening) for copy in self._copies()]
         return {"dataset": self.dataset, "revision": self.revision}

@@ -11,12 +11,22 @@ from mm_ldlm.data.corpus.quarantine import BadRow
 from mm_ldlm.data.corpus.sources.base import AUTO, SOURCES, Delimiter, Header, Opening, Row, TableFilesConfig
 from mm_ldlm.data.corpus.sources.lines import BESIDE
 
-_KINDS = {
+KINDS = {
     ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl",
     ".csv": "csv", ".tsv": "csv", ".txt": "csv",
 }  # fmt: skip
 """Kind of the source for a suffix, where it is registered, except texts with vectors; a folder is one that
 `Dataset.save_to_disk` wrote"""
+
+
+def is_saved(path: str) -> bool:
+    """Return whether a path is a folder that `Dataset.save_to_disk` wrote."""
+    return any(map(os.path.exists, (f"{path}/dataset_dict.json", f"{path}/state.json")))
+
+
+def suffix_of(path: str | Path) -> str:
+    """Return the suffix of a file in lower case, without the suffix of a compression."""
+    return Path(str(path).removesuffix(".gz").removesuffix(".zst")).suffix.lower()
 
 
 @config
@@ -42,12 +52,11 @@ class TableConfig(TableFilesConfig):
         return [self._kind_of(path).describe(opening) for path in self.paths]
 
     def _kind_of(self, path: str) -> Any:
-        suffix = Path(path.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
-        saved = any(map(os.path.exists, (f"{path}/dataset_dict.json", f"{path}/state.json")))
+        suffix = suffix_of(path)
         lines = suffix == ".txt" and self.has_vectors
-        kind = "disk" if saved else "text" if lines else _KINDS.get(suffix)
+        kind = "disk" if is_saved(path) else "text" if lines else KINDS.get(suffix)
         if kind is None or kind not in SOURCES:
-            known = ", ".join(key for key, name in _KINDS.items() if name in SOURCES)
+            known = ", ".join(key for key, name in KINDS.items() if name in SOURCES)
             self.file(path).refuse(
                 f"a file with one of the suffixes {known}, or the folder of a saved data set (folders of texts: "
                 "`--env=own_text`)",
