@@ -235,22 +235,18 @@ def test_a_data_set_that_the_hub_does_not_have_is_named(tmp_path: Path) -> None:
     }.items(),
 )
 def test_a_local_copy_is_read_instead_of_the_hub(copy: str, splits: list[str | None], tmp_path: Path) -> None:
-    path, line = tmp_path / copy, '{"text": "%s"}\n'
+    line = '{"text": "%s"}\n'
     saved(tmp_path, train=["c", "d"], test=["a", "b"])
-    (tmp_path / "rows.jsonl").write_text("".join(line % letter for letter in "abcd"))
-    (tmp_path / "files/test").mkdir(parents=True)
-    for name, text in {
-        "wiki.train.raw": "d",
-        "c.txt": "c",
-        "valid.jsonl": line % "b",
-        "test/1.jsonl": line % "a",
-    }.items():
-        (tmp_path / "files" / name).write_text(text)
-    for folder in ("files", "nothing"):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / "README.md").touch()
+    files = {
+        "rows.jsonl": "".join(line % letter for letter in "abcd"), "nothing/README.md": "", "files/README.md": "",
+        "files/wiki.train.raw": "d", "files/c.txt": "c", "files/valid.jsonl": line % "b",
+        "files/test/1.jsonl": line % "a",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     source = {"kind": "hub", "dataset": "no/such", "splits": {"train": "train", "test": "test"}}
-    config = parse(IngestionConfig, {"sources": [source], "path": str(path)}, at="ingestion")
+    config = parse(IngestionConfig, {"sources": [source], "path": str(tmp_path / copy)}, at="ingestion")
     found = [(row.text, row.split) for row in config.sources[0].rows(Opening(0, 1000)) if isinstance(row, Row)]
     assert found == list(zip("abcd", splits, strict=True))
     with pytest.raises(SourceError, match="save_to_disk"):
