@@ -139,7 +139,7 @@ def ask(port: int, requests: Sequence[tuple[str, bytes]], *, clients: int) -> Lo
 @contextmanager
 def serving(runs: Path) -> Iterator[tuple[int, psutil.Process]]:
     """Start the service of the newest run in a process of its own, on a free port."""
-    words = [sys.executable, "-m", "mm_ldlm", "serve", str(runs), "--port", "0", "--device", "cpu"]
+    words = [sys.executable, "-m", "mm_ldlm", "serve", "--run", str(runs), "--port", "0", "--device", "cpu"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         found = (re.search(r"http://127\.0\.0\.1:(\d+)", line) for line in process.stderr)

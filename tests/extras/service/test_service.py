@@ -359,7 +359,7 @@ def test_the_service_is_ready_when_its_encoder_is_loaded_and_counts_its_requests
 
 
 def test_a_signal_stops_the_service_after_the_request_that_it_is_answering(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "mm_ldlm", "serve", str(write_run(tmp_path / "run-1")), "--port", "0"]
+    words = [sys.executable, "-m", "mm_ldlm", "serve", "--run", str(write_run(tmp_path / "run-1")), "--port", "0"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
         address = next(found[0] for line in process.stderr if (found := re.findall(r"http://127\.0\.0\.1:\d+", line)))

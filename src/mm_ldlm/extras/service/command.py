@@ -13,8 +13,8 @@ from mm_ldlm.extras.service.requests import Limits
 from mm_ldlm.inference.files import run_of
 
 
-@click.command("serve", epilog=f"RUN: {RUN}")
-@click.argument("run", required=False)
+@click.command("serve")
+@click.option("--run", help=RUN)
 @click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step of the run.")
 @click.option("--device", help="cpu, cuda or cuda:N; by default the first GPU if there is one.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all addresses.")
@@ -23,7 +23,7 @@ from mm_ldlm.inference.files import run_of
 def serve(
     run: str | None, checkpoint: str, device: str | None, host: str, port: int, key_variable: str | None, **limits: Any
 ) -> None:
-    """Serve RUN over HTTP: its requests, and embeddings in the convention of OpenAI.
+    """Serve a run over HTTP: its requests, and embeddings in the convention of OpenAI.
 
     The page /docs explains every request. Ctrl-C or SIGTERM stops the service after the requests that it has received.
     """
