@@ -1,6 +1,7 @@
 """Trainable root: the one module whose parameters are optimised, averaged, saved, restored, frozen and checked."""
 
 import itertools
+import traceback
 from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -39,8 +40,8 @@ class TrainableRoot(nn.Module):
         try:
             losses: Losses = self.objective(self.forward_model, batch, generator, kind=kind, step=step)
         except TypeError as error:
-            if ".forward() " not in str(error):
-                raise
+            if traceback.extract_tb(error.__traceback__)[-1].filename != nn.modules.module.__file__:
+                raise  # not by torch's call of a forward pass, which its arguments do not fit
             raise ConfigurationError(
                 f"expected a model that takes the inputs that the objective passes, found: {error}. Correct the names "
                 "of its arguments, or of the arguments that the objective passes."
