@@ -150,7 +150,7 @@ def test_a_server_refuses_its_address_before_it_loads_a_run(tmp_path: Path) -> N
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not IPV6, reason="IPv4"))])
 def test_the_command_names_its_address_and_ends_when_it_is_interrupted(host: str, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
-    words = [sys.executable, "-m", "mm_ldlm", "explore", "--run", str(run), "--host", host, "--port", "0", "--no-browser"]
+    words = [sys.executable, "-m", "mm_ldlm", "explore", f"--run={run}", "--host", host, "--port", "0", "--no-browser"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     try:
         address = next(word for line in process.stderr for word in line.split() if word.startswith("http://"))
