@@ -16,7 +16,7 @@ import torch
 from tests.inference.runs import BagEncoder, make
 
 from mm_ldlm import MMLDLM
-from mm_ldlm.core import SamplingError, kinds
+from mm_ldlm.core import SamplingError, registry
 from mm_ldlm.inference import api
 from mm_ldlm.objectives.capabilities import USES
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS, text_sampler
@@ -145,7 +145,7 @@ def test_every_text_sampler_that_fits_the_run_writes_texts(model: MMLDLM, unit_l
 
 def test_a_family_or_another_package_adds_requests(model: MMLDLM, monkeypatch: pytest.MonkeyPatch) -> None:
     added = {"shout": f"{__name__}:shout", "loudness": f"{__name__}:loudness"}
-    monkeypatch.setattr(api, "REQUESTS", kinds.Registry("request", added, group="requests"))
+    monkeypatch.setattr(api, "REQUESTS", registry.Registry("request", added, group="requests"))
     monkeypatch.setitem(
         __import__("sys").modules, __name__, __import__("types").SimpleNamespace(shout=shout, loudness=loudness)
     )

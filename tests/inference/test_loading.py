@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 from tests.attack.run_folders import sign
 from tests.inference.runs import DIT, TEXT, BagEncoder, write_run
@@ -137,3 +138,13 @@ def test_the_number_of_tokens_of_a_batch_is_a_parameter(run_folder: Path, unit_l
     assert small.batch_tokens == 8 < chosen.batch_tokens
     assert small.invert(unit_latents(5), length=4).tokens == chosen.invert(unit_latents(5), length=4).tokens
     assert np.isfinite(chosen.score(["w1 w2"]).nll).all()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_products_have_the_precision_that_is_asked_for(precision: str, run_folder: Path, unit_latents: Any) -> None:
+    model, seen = MMLDLM.from_run(run_folder, precision=precision), set()  # type: ignore[arg-type]
+    for module in model.model.model.blocks.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    model.invert(unit_latents(3), length=4)
+    assert seen == {{"fp32": torch.float32, "bf16": torch.bfloat16}[precision]}

@@ -18,13 +18,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import click
 from click.shell_completion import CompletionItem
 
 from mm_ldlm.app.commands import COMMANDS, Request, request_at
-from mm_ldlm.core import MMLDLMError, SamplingError, mask, nearest, reason_of, show
+from mm_ldlm.core import MMLDLMError, Precision, SamplingError, mask, nearest, reason_of, show
 from mm_ldlm.core.files import refuse_other, write_bytes, write_problem
 from mm_ldlm.inference.files import DEFAULT, RUNS, read_array, read_texts, run_of
 
@@ -87,6 +87,10 @@ COMMON = (
         help="Encoder of texts for a run that has none: a name such as minilm, or its parameters as {kind: …, …}.",
     ),
     click.Option(["--device"], help="cpu, cuda or cuda:N; by default the first GPU if there is one."),
+    click.Option(
+        ["--precision"], type=click.Choice(get_args(Precision)), default="fp32", show_default=True,
+        help="auto: bf16 if the device is faster with it.",
+    ),
     click.Option(["-o", "--output"], type=click.Path(), help="File of the results; by default standard output."),
     click.Option(
         ["--format"], type=click.Choice(FORMATS),
@@ -176,7 +180,8 @@ class Items(click.ParamType):
 
 def answer(
     request: str, given: Sequence[str], vectors: bool, *, run: str | None, output: str | None, format: str | None,
-    overwrite: bool, checkpoint: str, encoder: str | None, device: str | None, trace: str | None = None, **values: Any,
+    overwrite: bool, checkpoint: str, encoder: str | None, device: str | None, precision: Precision,
+    trace: str | None = None, **values: Any,
 ) -> None:  # fmt: skip
     """Answer a request by a run, and write the result; everything that can be refused is refused before the work."""
     with messages_only():
@@ -196,7 +201,7 @@ def answer(
         from mm_ldlm.inference.api import MMLDLM
 
         loaded = None if encoder is None else encoder_of(encoder, device=device)
-        model = MMLDLM.from_run(found, encoder=loaded, checkpoint=checkpoint, device=device)
+        model = MMLDLM.from_run(found, encoder=loaded, checkpoint=checkpoint, device=device, precision=precision)
         model = model if trace is None else model.traced()
         made = COMMANDS.load(request)(model, **{name: values[name] for name in given})
         answers = getattr(made, getattr(made, "main", ""), made)

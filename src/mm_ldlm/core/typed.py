@@ -11,7 +11,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar, Union, cast, dataclass_transform
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, dataclass_transform
 
 import pydantic
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
@@ -63,6 +63,8 @@ Duration = Annotated[float, bounded(gt=0, le=10**7)]
 Device = Annotated[str, bounded(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")]
 AutoDevice = Annotated[str, bounded(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")]
 """auto: the GPU of the local rank if there is one, otherwise the CPU."""
+Precision = Literal["fp32", "bf16", "auto"]
+"""Of sampling; auto: bf16 if the device is faster with it."""
 CheckpointName = Annotated[str, bounded(coerce_numbers_to_str=True, pattern=r"^(latest|best|(step-)?\d+)$")]
 """Name of a checkpoint: `latest`, `best`, a step, or the name of its folder."""
 

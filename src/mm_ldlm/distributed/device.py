@@ -1,4 +1,4 @@
-"""The device that computes, a GPU of this machine or the CPU, and the threads of a CPU."""
+"""The device that computes, a GPU of this machine or the CPU, what it computes fast, and the threads of a CPU."""
 
 from typing import Any
 
@@ -36,3 +36,16 @@ def threads_of(model: nn.Module) -> int:
     parameters = list(model.parameters())
     small = parameters[0].device.type == "cpu" and sum(each.numel() for each in parameters) <= SMALL
     return 1 if small else torch.get_num_threads()
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Return whether the device computes products faster in bf16 than in float32.
+
+    A CPU must have AMX, or be one of AMD's with AVX512-BF16: one of Intel's with AVX512-BF16 only (a virtual machine
+    may hide AMX) took twice as long in bf16. A GPU must not emulate bf16.
+    """
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    amd = str(found.get("cpu_name")).startswith("AMD")
+    return bool(found.get("amx_bf16") or (amd and found.get("avx512_bf16")))

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 
-from mm_ldlm.core import Registry
+from mm_ldlm.core import Precision, Registry
 from mm_ldlm.inference import generating, reading
 from mm_ldlm.inference.exporting import pretrained_folder
 from mm_ldlm.inference.loading import load_run
@@ -40,6 +40,7 @@ class MMLDLM(LoadedModel):
         checkpoint: str | int = "latest",
         use_ema: bool = True,
         device: str | torch.device | None = None,
+        precision: Precision = "fp32",
         batch_tokens: int | None = None,
     ) -> Self:
         """Load a trained model from a run folder.
@@ -50,12 +51,14 @@ class MMLDLM(LoadedModel):
             checkpoint: "latest", "best", a step, or the name of a checkpoint folder ("step-00001000").
             use_ema: use the averaged weights (EMA) instead of the last ones.
             device: the device; None is the first GPU if there is one, otherwise the CPU.
+            precision: fp32, bf16, or auto, which is bf16 if the device is faster with it. With bf16 the sample of a
+                text may depend on the other texts of its batch.
 
         Raises:
             CheckpointError: the folder has no complete checkpoint, files that a model needs are missing or damaged, or
                 the weights do not fit the model that config.json describes.
         """
-        parts = load_run(path, checkpoint=checkpoint, use_ema=use_ema, device=device)
+        parts = load_run(path, checkpoint=checkpoint, use_ema=use_ema, device=device, precision=precision)
         return cls(parts, encoder, batch_tokens=batch_tokens)
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mm_ldlm.core import Precision
 from mm_ldlm.training.checkpoints.reference import weights_folder
 
 if TYPE_CHECKING:
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
     from mm_ldlm.inference.api import MMLDLM
 
 
-def load_trained(run: dict[str, Any], runs: Path, dataset: Dataset, config: Any) -> MMLDLM:
+def load_trained(
+    run: dict[str, Any], runs: Path, dataset: Dataset, config: Any, *, precision: Precision = "fp32"
+) -> MMLDLM:
     """Load the run's model; refuse a run of another vocabulary or encoder than the dataset's.
 
     Args:
@@ -26,6 +29,7 @@ def load_trained(run: dict[str, Any], runs: Path, dataset: Dataset, config: Any)
         checkpoint=config.checkpoint,
         use_ema=config.use_ema,
         device=config.device,
+        precision=precision,
         batch_tokens=config.batch_tokens,
     )
     refuse_other_data(model.parts, dataset.fingerprints)

@@ -1,26 +1,11 @@
-"""Precision of the forward pass, by what the devices of all ranks compute fast."""
+"""Precision of the forward pass in training, by what the devices of all ranks compute fast."""
 
 import dataclasses
-from typing import Any
-
-import torch
 
 from mm_ldlm.distributed import collectives
+from mm_ldlm.distributed.device import multiplies_bf16
 from mm_ldlm.distributed.process import Process
 from mm_ldlm.training.config import PrecisionConfig
-
-
-def multiplies_bf16(device: torch.device) -> bool:
-    """Return whether the device computes products faster in bf16 than in float32.
-
-    A CPU must have AMX, or be one of AMD's with AVX512-BF16: one of Intel's with AVX512-BF16 only (a virtual machine
-    may hide AMX) took twice as long in bf16. A GPU must not emulate bf16.
-    """
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    amd = str(found.get("cpu_name")).startswith("AMD")
-    return bool(found.get("amx_bf16") or (amd and found.get("avx512_bf16")))
 
 
 def resolve(precision: PrecisionConfig, process: Process) -> PrecisionConfig:

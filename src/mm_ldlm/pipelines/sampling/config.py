@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from mm_ldlm.core import (
     CheckpointName,
     Device,
+    Precision,
     Rows,
     RowsOrNone,
     checked,
@@ -77,6 +78,7 @@ class SamplingConfig:
     use_ema: bool = True
     device: Device | None = None
     """None: the first GPU if there is one, otherwise the CPU"""
+    precision: Precision = "auto"
     batch_tokens: Rows | None = None
     """Number of tokens of one batch including pads; None: chosen by the device and the size of the vocabulary"""
     split: Literal["train", "validation", "test"] = "test"

@@ -19,17 +19,20 @@ from mm_ldlm.pipelines.trained import load_trained
 from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, made_by
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
 
     from mm_ldlm.data.dataset import Dataset
     from mm_ldlm.inference.api import MMLDLM
+    from mm_ldlm.pipelines.sampling.config import SamplingConfig
 
 log = logging.getLogger(__name__)
 
 
 def create_pipeline() -> Pipeline:
     load = node(
-        load_trained,
+        load_model,
         inputs=["run", "runs", "dataset", "params:sampling"],
         outputs="sampling_model",
         name="load_model",
@@ -42,6 +45,11 @@ def create_pipeline() -> Pipeline:
     return Pipeline([load, *tasks], tags="sampling", namespace="sampling", prefix_datasets_with_namespace=False)
 
 
+def load_model(run: dict[str, Any], runs: Path, dataset: Dataset, sampling: SamplingConfig) -> MMLDLM:
+    """Load the run's model with the precision of the sampling."""
+    return load_trained(run, runs, dataset, sampling, precision=sampling.precision)
+
+
 def node_of(name: str) -> Callable[..., Any]:
     """Make the function of a task's node; it takes the sections of the parameters that the task reads by name."""
 
@@ -52,7 +60,8 @@ def node_of(name: str) -> Callable[..., Any]:
             log.info("sampling · %s", name)
             parts = task.sample(model, dataset, seed=seed)
         own = {key: to_dict(section) for key, section in sections.items() if key != "sampling"}
-        return _table(parts, task, model, {"parameters": to_dict(task.sampling) | own, "seed": seed})
+        used = to_dict(task.sampling) | {"precision": model.parts.precision}
+        return _table(parts, task, model, {"parameters": used | own, "seed": seed})
 
     sample.__name__ = sample.__qualname__ = f"sample_{name}"
     sample.__doc__ = TASKS.load(name).__doc__
