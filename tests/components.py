@@ -31,12 +31,13 @@ class Cases:
 
     def __init__(self) -> None:
         self.options: dict[tuple[str, str], list[dict[str, Any]]] = {
-            ("text_processes", "absorbing"): [{}, {"schedule": {"kind": "cosine", "epsilon": 5e-3}}],
+            ("text_processes", "absorbing"): [{}, {"schedule": {"kind": "cosine", "epsilon": 5e-3}, "t_min": 0.05}],
             ("objectives", "multimodal"): [
                 *({"mode": mode} for mode in ("l2t", "t2l", "unconditional", "mixed")),
                 {"mode": "sequential", "self_condition": True, "_model": {"kind": "mmdit", "self_condition": True}},
                 {"parameterisation": "x0", "z_loss": 1e-3},
             ],
+            ("objectives", "text_diffusion"): [{}, {"z_loss": 1e-3}],
             ("models", "mmdit"): [
                 {},
                 {"cross_modal_blocks": 1, "latent_tokens": 3},

@@ -1,6 +1,7 @@
 """Ranks that the tests launch: `python -m tests.distributed.ranks CASE FOLDER`; those of `reports` are forked."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from mm_ldlm.core import ConfigurationError
 from mm_ldlm.distributed import environment, failure
@@ -32,6 +34,10 @@ def reports(folder: Path) -> None:
             "sum": collectives.sum_(torch.arange(4.0) * (rank + 1)).tolist(),
             "gather": collectives.gather({"rank": rank, "text": "ä€😀"[:rank]}),
         }
+        others = (lambda *_: None) if rank else parallel._mapped
+        with mock.patch.object(parallel, "_mapped", others):
+            found["unmapped"] = parallel.shared_memory(process, elements=3) is None
+        found["hosts"] = parallel.shared_memory(dataclasses.replace(process, local_world=1), elements=3) is None
         memory = parallel.shared_memory(process, elements=101)
         for name, tensor in tensors(rank).items():
             memory.average_(tensor)

@@ -31,6 +31,7 @@ def test_sums_and_values_of_all_ranks(found: list[dict[str, Any]]) -> None:
 
 def test_shared_memory_averages_to_the_bit_and_hides_no_poison(found: list[dict[str, Any]]) -> None:
     world = len(found)
+    assert found[0]["unmapped"] is found[0]["hosts"] is True, "where one rank cannot share, none does"
     for name in tensors(0):
         parts = [tensors(rank)[name] / world for rank in range(world)]
         expected = parts[0]

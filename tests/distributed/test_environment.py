@@ -55,9 +55,9 @@ def test_the_first_host_is_number_0_or_the_only_one() -> None:
 
 
 def test_a_job_of_slurm_does_not_count_the_hosts_of_a_command() -> None:
-    assert not counts_hosts(JOB)
-    assert counts_hosts(JOB | {"NNODES": "2"})
-    assert counts_hosts({"WORLD_SIZE": "2", "RANK": "1"})
+    host = {"WORLD_SIZE": "2", "RANK": "1"}
+    found = [counts_hosts(each) for each in (JOB, JOB | {"NNODES": "2"}, host, host | {"LOCAL_RANK": "0"})]
+    assert found == [False, True, True, False]
 
 
 @given(

@@ -16,10 +16,12 @@ def be_rank(rank: int, world: int, port: int, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(name, str(value))
 
 
-def test_one_process_needs_no_group() -> None:
-    with joined(device="cpu", threads=1) as process:
+def test_one_process_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    with joined(device="cpu", threads=3) as process:
         assert (process.rank, process.world, process.backend, process.is_main) == (0, 1, None, True)
-        assert not collectives.active()
+        assert (threads, collectives.active()) == ([3], False)
 
 
 def test_a_group_of_one_is_left_at_the_end(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:

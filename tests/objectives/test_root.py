@@ -1,8 +1,6 @@
 """One trainable root: whatever learns in the model, the objective, the process and the schedules is trained and kept."""
 
-import contextlib
 import dataclasses
-import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -107,21 +105,6 @@ def test_pitfall_37_a_learned_schedule_is_trained_averaged_saved_sampled_and_sco
     assert int((trained[0] == loaded.shape.mask_id).sum()) == 0
     process.schedule = untrained  # sampling and scoring read the schedule of the process and no other
     assert not torch.equal(results()[1], trained[1])
-
-
-def test_pitfall_16_a_learned_schedule_resumes_to_the_bit(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, steps = run(dataset, "whole"), itertools.count(1)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "mm_ldlm.training.worker.stop_on_signal", lambda: contextlib.nullcontext(lambda: next(steps) >= 5)
-        )
-        run_of_two = run(dataset, "halves")
-    assert not (run_of_two / "checkpoints" / "step-000010").exists()
-    run(dataset, "halves")
-    for name in ("model", "ema", "optimizer"):
-        one, two = weights(whole, 10, name), weights(run_of_two, 10, name)
-        assert one.keys() == two.keys()
-        assert all(torch.equal(one[key], two[key]) for key in one)
 
 
 # -- components that are refused by name --------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def dataset(tmp_path: Path, write_dataset: Callable[..., Dataset]) -> Dataset:
 def planned(dataset: Dataset, tmp_path: Path) -> Callable[..., TrainingSpec]:
     """`planned(objective=…, model=…, **training)` plans a run of the dataset in `tmp_path / "runs"`."""
 
-    def made(*, objective: Any = None, model: Any = None, seed: int = 3, **training: Any) -> TrainingSpec:
+    def made(*, objective: Any = None, model: Any = None, **training: Any) -> TrainingSpec:
         options = {"kind": "mmdit", **(model or {})}
         has = {field.name for field in dataclasses.fields(MODELS.load(options["kind"]))}
         options = {name: value for name, value in SIZE.items() if name in has} | options
@@ -50,7 +50,7 @@ def planned(dataset: Dataset, tmp_path: Path) -> Callable[..., TrainingSpec]:
         return plan(
             dataset, runs=tmp_path / "runs", model=parse_kind(MODELS, options, at="model"),
             objective=parse_kind(OBJECTIVES, objective or {"kind": "multimodal"}, at="objective"),
-            training=parse(TrainingConfig, settings, at="training"), encoder={"name": "e"}, seed=seed,
+            training=parse(TrainingConfig, settings, at="training"), encoder={"name": "e"}, seed=3,
         )  # fmt: skip
 
     return made

@@ -4,7 +4,6 @@ import itertools
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -110,17 +109,6 @@ def test_batches_that_a_thread_prepares_are_those_of_the_loop() -> None:
         batches.close()
         found.append([(planned.epoch, planned.index, micro.tokens_BL.tolist()) for planned, (micro,) in taken])
     assert found[0] == found[1] == found[2]
-
-
-@pytest.mark.parametrize("prefetch", [0, 3])
-def test_an_error_of_the_source_reaches_the_loop(prefetch: int) -> None:
-    class Broken(task.Examples):
-        def field(self, name: str, rows: Any) -> Any:
-            raise OSError("gone")
-
-    batches = loader(Broken(task.SHAPE, task.Example(), 40), prefetch=prefetch).from_(0, 0)
-    with pytest.raises(OSError, match="gone"):
-        next(batches)
 
 
 def test_sizes_per_device_become_those_of_the_global_batch() -> None:

@@ -91,6 +91,10 @@ HOSTILE: dict[str, tuple[str, Callable[[Any], None]]] = {
         lambda t: t.update({k: t[k] * complex(torch.nan, 0) for k in [*t][:1]}),
     ),
     "a parameter of nobody": ("optimizer.safetensors", lambda t: t.update({"adamw/nobody/exp_avg": torch.zeros(1)})),
+    "a weight of another shape": (
+        "model.safetensors",
+        lambda t: t.update({k: t[k].T.contiguous() for k in t if t[k].ndim == 2}),
+    ),
     "a weight lacks": ("model.safetensors", lambda t: t.pop(next(iter(t)))),
     "a weight too many": ("model.safetensors", lambda t: t.update({"more": torch.zeros(1)})),
     "a negative count": ("training_state.json", lambda d: d["state"].update(step=-1)),

@@ -21,9 +21,10 @@ Plan = Callable[..., TrainingSpec]
 def test_a_finished_run_continues_to_higher_limits_and_is_not_that_of_other_parameters(
     planned: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: Callable[..., Any]
 ) -> None:
-    def trains(seconds: float | None, **keys: Any) -> bool:
+    def trains(seconds: float | None, *, step: int = 3, **keys: Any) -> bool:
         launched.clear()
-        write_status(runs / "mine", "finished", 3, seconds=seconds, fingerprint=first.fingerprint)
+        fingerprint = "" if seconds is None else first.fingerprint
+        write_status(runs / "mine", "finished", step, seconds=seconds, fingerprint=fingerprint)
         run_session(planned(run_name="mine", **keys).to_dict(), runs)
         return bool(launched)
 
@@ -34,8 +35,12 @@ def test_a_finished_run_continues_to_higher_limits_and_is_not_that_of_other_para
     assert not trains(None, max_minutes=1), "a run of an older version"
     assert trains(60.5, max_minutes=2)
     assert trains(60.5)
+    assert not trains(60.5, step=4)
     with refuses(ConfigurationError, "training.run_name", "mine"):
         trains(60.5, max_minutes=1, optimizer={"lr": 0.5, "warmup_steps": 0})
+    monkeypatch.setattr(session, "launch", lambda *_, **keys: write_status(runs / "mine", "stopped", 3))
+    with pytest.raises(WorkerFailed, match="stopped before its first checkpoint"):
+        trains(60.5)
 
 
 @pytest.mark.slow

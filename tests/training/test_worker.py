@@ -71,7 +71,7 @@ def test_two_ranks_train_like_one(two_ranks: Path, tmp_path: Path) -> None:
 
 
 def test_two_ranks_resume_to_the_bit(two_ranks: Path, tmp_path: Path) -> None:
-    faults = [{**POISON, "ranks": [1]}, {"kind": "stop", "step": 5, "times": 1}]
+    faults = [{**POISON, "ranks": [1]}, {"kind": "stop", "step": 5, "times": 1, "ranks": [1]}]
     train_forked(task.spec(faulty(*faults), batch={"accumulation": 2}), tmp_path)
     assert read_status(tmp_path / "run").status == "stopped"
     train_forked(task.spec(faulty(faults[0]), batch={"accumulation": 2}), tmp_path)

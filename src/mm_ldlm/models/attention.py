@@ -40,17 +40,16 @@ class Attention(nn.Module):
     def forward(self, q_BHSE: Tensor, k_BHSE: Tensor, v_BHSE: Tensor, key_mask: Tensor | None) -> Tensor:
         """Compute (B, H, S, E); `key_mask` (B, 1, 1, S) is true at keys that may be read, at least one in each row."""
         if self.fused and self.softcap is None:
-            if not by_hand(q_BHSE):
-                return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=key_mask)
-            # On the CPU the attention of short texts is float32 under autocast too, which costs as little.
-            short, half = q_BHSE.shape[2] <= SHORT, torch.is_autocast_enabled("cpu")
-            with torch.autocast("cpu", enabled=False):
-                if half and not short:
-                    return LongAttention.apply(q_BHSE.bfloat16(), k_BHSE.bfloat16(), v_BHSE.bfloat16(), key_mask)
-                q_BHSE, k_BHSE, v_BHSE = q_BHSE.float(), k_BHSE.float(), v_BHSE.float()
-                if short:
-                    return short_attention(q_BHSE, k_BHSE, v_BHSE, key_mask)
-                return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=key_mask)
+            if by_hand(q_BHSE):
+                # On the CPU the attention of short texts is float32 under autocast too, which costs as little.
+                short, half = q_BHSE.shape[2] <= SHORT, torch.is_autocast_enabled("cpu")
+                with torch.autocast("cpu", enabled=False):
+                    if half and not short:
+                        return LongAttention.apply(q_BHSE.bfloat16(), k_BHSE.bfloat16(), v_BHSE.bfloat16(), key_mask)
+                    q_BHSE, k_BHSE, v_BHSE = q_BHSE.float(), k_BHSE.float(), v_BHSE.float()
+                    if short:
+                        return short_attention(q_BHSE, k_BHSE, v_BHSE, key_mask)
+            return F.scaled_dot_product_attention(q_BHSE, k_BHSE, v_BHSE, attn_mask=key_mask)
         logits = (q_BHSE @ k_BHSE.transpose(-1, -2)).float() / math.sqrt(q_BHSE.shape[-1])
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)

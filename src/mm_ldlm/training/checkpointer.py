@@ -78,7 +78,7 @@ class Checkpointer:
         self.wait()
         before, best = self.learner.state.best, self._is_best(line)
         if self.process.is_main:
-            metrics = {name: value for name, value in line.items() if value == value and abs(value) != float("inf")}
+            metrics = {name: value for name, value in line.items() if math.isfinite(value)}
             state = {**self.learner.numbers(), "identity": self.identity, "session": self.session, "metrics": metrics}
             documents = {"training_state.json": state, "optimizer.json": self.learner.optimization.describe()}
             step = self.learner.state.step
