@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.damage import refused_or_harmless
+from tests.data.corpus.examples import word_tokenizer
 
 from mm_ldlm.core import FingerprintError, StoreError
 from mm_ldlm.data.dataset import NAME, Dataset, Entry, commit
@@ -42,6 +43,7 @@ def test_a_dataset_reads_what_it_names_wherever_it_is_moved(made: Dataset, tmp_p
     shutil.move(made.directory.parent, tmp_path / "elsewhere")
     found = Dataset.open(tmp_path / "elsewhere" / "dataset")
     found.check()
+    assert found.require("records") is found.records
     assert found.fingerprint == made.fingerprint
     assert found.fingerprints.keys() == {*made.names, "encoder"}
     np.testing.assert_array_equal(found.values("latents"), LATENTS)
@@ -104,7 +106,7 @@ def test_a_damaged_document_is_refused_with_its_name(made: Dataset, refuses: Any
 
 @pytest.mark.parametrize(
     "change",
-    ["records of other texts", "latents of token vectors", "tokens of an index"],
+    ["records of other texts", "latents of token vectors", "tokens of an index", "tokenizer of other words"],
 )
 def test_stores_that_were_not_made_from_one_another_are_not_committed(
     change: str, made: Dataset, other: Dataset, tmp_path: Path
@@ -112,8 +114,9 @@ def test_stores_that_were_not_made_from_one_another_are_not_committed(
     stores = stores_of(made)
     replaced = {
         "records": other.folder("records"), "latents": made.folder("token_vectors"),
-        "tokens": made.folder("index"),
+        "tokens": made.folder("index"), "tokenizer": tmp_path / "words",
     }  # fmt: skip
+    word_tokenizer("other", "words").save(replaced["tokenizer"])
     name = change.split()[0]
     stores[name] = replaced[name]
     with pytest.raises(StoreError):
@@ -136,7 +139,7 @@ def test_a_table_with_a_column_of_another_type_is_refused(name: str, made: Datas
 def test_what_a_dataset_lacks_is_named_with_the_pipelines_that_make_it(
     write_dataset: Any, tmp_path: Path, refuses: Any
 ) -> None:
-    bare = write_dataset(tmp_path / "bare", TEXTS, SPLITS)
+    bare = write_dataset(tmp_path / "bare", TEXTS, SPLITS, token_vectors=np.ones((23, 6)))
     assert "encoder" not in bare.fingerprints
     assert not bare.shape.fields
     with refuses(StoreError, "latents", "embedding,validation"):

@@ -10,11 +10,49 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.data.latents.toy import DIM, ToyEncoderConfig
 
 from mm_ldlm.core import ConfigurationError, StoreError
-from mm_ldlm.data.features import FEATURES, Field, feature_of, fit_all, make_all, needed, open_all, planned, sections
-from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig
-from mm_ldlm.data.store import ShardStore, fixed_lists, write_store
+from mm_ldlm.data import features as module
+from mm_ldlm.data.features import (
+    FEATURES,
+    Feature,
+    Field,
+    Inputs,
+    feature_of,
+    fit_all,
+    make_all,
+    needed,
+    open_all,
+    planned,
+    sections,
+)
+from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig, calibrated
+from mm_ldlm.data.store import Manifest, ShardStore, fixed_lists, write_store
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubled(Feature):
+    """Token vectors times two, of rows in another order."""
+
+    name, kind, row_of, variant = "doubled", "toy", "token", "v"  # type: ignore[assignment]
+    made_from, normaliser_folder = ("token_vectors",), "of_doubled"
+    standardisation = NormaliserConfig(kind="one_scale")  # type: ignore[assignment]
+
+    def make(self, inputs: Inputs, workspace: Path) -> Manifest:
+        values = 2 * inputs.features["token_vectors"].fixed("latent").take(slice(None))
+        schema = pa.schema([("value", pa.list_(pa.float32(), values.shape[1]))])
+        return write_store(workspace, [{"value": fixed_lists(values)}], kind="toy", schema=schema)
+
+    @classmethod
+    def unit_norm(cls, store: ShardStore) -> bool:
+        return True
+
+    @classmethod
+    def field(cls, store: ShardStore, tokens: ShardStore) -> Field:
+        found = Field(store, column="value", shape=(DIM, 1))
+        found.rows = lambda records: 22 - records % 23  # type: ignore[method-assign]
+        return found
 
 
 def reading(*names: str, stores: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -63,21 +101,33 @@ def test_a_field_reads_the_rows_of_its_records_standardised_where_it_has_a_norma
     assert found.dtype == np.float32
 
 
-def test_a_store_that_was_not_made_is_named(write_dataset: Any, tmp_path: Path, refuses: Any) -> None:
-    latents = np.random.default_rng(0).normal(size=(121, 4))
-    made = write_dataset(tmp_path, [f"w{i}" for i in range(121)], ["train"] * 120 + ["validation"], latents=latents)
-    typed = {**reading("latents", stores=("token_vectors",)), "normaliser": NormaliserConfig(), "encoder": None}
+def test_stores_are_made_of_others_and_normalisers_fitted_to_the_training_rows(
+    write_dataset: Any, tmp_path: Path, refuses: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = dataclasses.replace(FEATURES, core={**FEATURES.core, "doubled": f"{__name__}:Doubled"})
+    monkeypatch.setattr(module, "FEATURES", toy)
+    latents, splits = np.random.default_rng(0).normal(size=(240, 4)), ["train", "validation"] * 120
+    made = write_dataset(tmp_path, [f"w{i}" for i in range(240)], splits, latents=latents)
+    typed = {**reading("latents"), "normaliser": NormaliserConfig(), "encoder": ToyEncoderConfig()}
+    typed["objective"].stores = ("doubled",)
     plan, store = planned(typed), made.require("latents")
-    assert list(plan) == ["latents", "token_vectors"]
+    assert list(plan) == ["latents", "token_vectors", "doubled"]
     for given_latents, missing in ((store, "token_vectors"), (None, "latents")):
         with refuses(StoreError, f"'{missing}'", "--pipeline=embedding"):
             open_all(plan, latents=given_latents, folder=tmp_path / "none")
-    only = {"latents": plan["latents"]}
-    nothing: Any = SimpleNamespace()
-    make_all(only, nothing, folder=tmp_path / "none")  # `embed_records` makes them
-    opened = open_all(only, latents=store, folder=tmp_path / "none")
+    make_all(plan, Inputs(made.records, made.tokens, made.tokenizer, {}), folder=tmp_path / "f")  # but the latents
+    assert {path.name for path in (tmp_path / "f").iterdir()} == {"token_vectors", "doubled-v"}
+    opened = open_all(plan, latents=store, folder=tmp_path / "f")
     store.manifest.meta["encoder"] = {"normalised": False}
-    found = fit_all(only, opened, tokens=made.tokens, index=made.index)
-    np.testing.assert_allclose(found["normaliser"].mean_d, latents[:120].mean(0), rtol=1e-4, atol=1e-6)
-    assert found["normaliser"].rows == 120, "training rows only"
-    assert found["normaliser"].typical is None, "one row of validation shows no range"
+    assert not feature_of("latents").unit_norm(store)
+    store.manifest.meta["encoder"] = {"normalised": True}
+    found = fit_all(plan, opened, tokens=made.tokens, index=made.index)
+    own, toy, train = found["normaliser"], found["of_doubled"], made.rows("train")
+    expected = calibrated(own, store.fixed("latent"), rows=made.rows("validation"), fitted=train)
+    np.testing.assert_allclose(own.mean_d, latents[::2].mean(0), rtol=1e-4, atol=1e-6)
+    assert (own.typical, own.unit_norm) == (expected.typical, True)
+    assert (toy.typical, toy.unit_norm, toy.kind) == (None, True, "one_scale")
+    assert (own.signature.axes_kd == expected.signature.axes_kd).all()  # type: ignore[union-attr]
+    doubled = 2 * opened["token_vectors"].fixed("latent").take(22 - train % 23)
+    np.testing.assert_allclose(toy.mean_d, doubled.mean(0), rtol=1e-5)
+    assert plan["doubled"].field(opened["doubled"], made.tokens).shape == (DIM, 1)

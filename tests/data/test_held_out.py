@@ -39,12 +39,13 @@ def test_sentences_have_their_own_texts_tokens_and_latents(
         np.testing.assert_array_equal(each.latents, LATENTS[rows])
         assert [*each.sources] == [f"source {row % 3}" for row in rows]
         assert [list(ids) for ids in each.tokens] == dataset.tokenizer.encode(list(each.texts))
-        assert rows_of_ids(dataset, each.ids).tolist() == rows
+        assert rows_of_ids(dataset, each.ids[::-1]).tolist() == rows[::-1]
     assert len(found.some(some, seed=seed)) == min(some, len(found))
 
 
 def test_other_seeds_draw_other_sentences(dataset: Dataset) -> None:
     assert len({held_out(dataset, count=5, seed=seed, split="test").ids for seed in range(5)}) > 1
+    assert len({held_out(dataset, count=9, seed=0, split="test").some(5, seed=seed).ids for seed in range(5)}) > 1
 
 
 def test_all_texts_of_a_split_are_streamed_in_order(dataset: Dataset) -> None:

@@ -1,6 +1,6 @@
 """The index of valid examples: conservation of rows between index and quarantine, whatever fails."""
 
-from pathlib import Path
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -40,14 +40,17 @@ def test_every_row_is_in_the_index_or_in_quarantine_with_every_reason(
         write_quarantine(data.records, failing, folder / "q")
         quarantine = ShardStore.open(folder / "q", "quarantine")
         if not {row for row in range(COUNT) if SPLITS[row] == "train"} - bad:
-            with pytest.raises(ValidationError):
+            with pytest.raises(ValidationError, match=r"20 records.*ingestion\.splits"):
                 write_index(data.records, data.tokens, data.require("latents"), quarantine, folder / "i")
             return
-        write_index(data.records, data.tokens, data.require("latents"), quarantine, folder / "i")
+        latents = data.require("latents") if window % 2 else None
+        made = write_index(data.records, data.tokens, latents, quarantine, folder / "i")
+    assert made.fingerprints.keys() == {"records", "tokens", "quarantine", *(["latents"] * (window % 2))}
     found = quarantine.table(slice(None)).to_pylist()
     pairs = sorted((row, reason) for reason, rows in reasons.items() for row in rows if row < COUNT)
     assert [(each["row"], each["reason"]) for each in found] == pairs
     assert all(each["text"] == TEXTS[each["row"]] for each in found)
+    assert quarantine.manifest.meta["reasons"] == Counter(reason for _, reason in pairs)
     index = ShardStore.open(folder / "i", "index")
     assert sorted({*index.gather("row", slice(None)).to_numpy().tolist()} | bad) == list(range(COUNT))
     assert len(index) == COUNT - len(bad)
@@ -61,18 +64,3 @@ def test_every_row_is_in_the_index_or_in_quarantine_with_every_reason(
         assert split_column(index, split, "length").tolist() == [len(TEXTS[row].split()) for row in rows]
     assert index.manifest.meta["splits"] == {split: len(rows) for split, rows in counts.items()}
     assert index.manifest.meta["quarantined"] == len(bad)
-
-
-@pytest.mark.parametrize("with_latents", [True, False])
-def test_an_index_names_what_it_was_made_from(with_latents: bool, data: Any, tmp_path: Path) -> None:
-    write_quarantine(data.records, {}, tmp_path / "q")
-    latents = data.require("latents") if with_latents else None
-    found = write_index(data.records, data.tokens, latents, ShardStore.open(tmp_path / "q"), tmp_path / "i")
-    assert found.fingerprints.keys() == {"records", "tokens", "quarantine", *(["latents"] * with_latents)}
-
-
-def test_a_corpus_without_training_examples_is_refused(write_dataset: Any, tmp_path: Path, refuses: Any) -> None:
-    data = write_dataset(tmp_path / "data", TEXTS, ["test"] * COUNT)
-    write_quarantine(data.records, {}, tmp_path / "q")
-    with refuses(ValidationError, "20 records", "ingestion.splits"):
-        write_index(data.records, data.tokens, None, ShardStore.open(tmp_path / "q"), tmp_path / "i")

@@ -260,7 +260,7 @@ def open_store(folder: Path, kind: str) -> Any:
         return Normaliser.load(folder)
     store = (LatentStore if kind == "latents" else ShardStore).open(folder, kind)
     columns = SCHEMAS.get(kind)
-    if columns is not None and len(store) and not store.schema.equals(columns):
+    if columns is not None and not store.schema.equals(columns):
         raise StoreError(
             f"{folder}: expected the columns {columns.names}, found {store.schema.names} or other types. {_AGAIN}"
         )

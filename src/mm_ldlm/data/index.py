@@ -1,5 +1,6 @@
 """Index of the valid examples, quarantine of the others, and the examples of a split."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def write_quarantine(records: ShardStore, failing: dict[str, npt.NDArray[np.int6
     return write_store(
         workspace, tables(), kind="quarantine", schema=QUARANTINE_SCHEMA,
         fingerprints={"records": records.manifest.fingerprint},
-        meta={"reasons": {reason: len(rows) for reason, rows in sorted(failing.items())}},
+        meta={"reasons": dict(sorted(Counter(reason for _, reason in pairs).items()))},
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from mm_ldlm.data.store import ShardStore
 TESTS = Path(__file__).parents[2]
 Rows = list[dict[str, Any]]
 """Rows with a `text` and any further columns"""
+SEED = 3  # of the ingestions
 
 
 def text(folder: Path, rows: Rows) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def ingested(
     keys = {"max_bad_fraction": 1.0, "length": {"min_words": 1}, **keys}
     limits = None if tokens is None else parse(TokenizerConfig, tokens, at="tokenizer")
     records, quarantine, report = ingest(
-        parse(IngestionConfig, {"sources": list(sources), **keys}, at="ingestion"), seed=0,
+        parse(IngestionConfig, {"sources": list(sources), **keys}, at="ingestion"), seed=SEED,
         workspace=folder / "records", quarantine=folder / "quarantine",
         tokens=limits, side=side,
     )  # fmt: skip

@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mm_ldlm.core import parse
+from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.detokenising import detokenise
 from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
 
@@ -81,6 +83,28 @@ AS_WRITTEN = [
 def test_wordpiece_text_is_decoded_as_it_was_written(text: str) -> None:
     ids = [BERT.base.token_to_id(token) for token in BERT.base.encode(text).tokens if token not in ("[CLS]", "[SEP]")]
     assert BERT.decode(ids) == text
+
+
+PUBLISHED = [
+    ("wikitext", "= = A title = = \n The ( 2 @-@ 0 ) team 's \" 1 @,@ 234 @.@ 5 \" fans ' cheer : [ no ] ; yes ! why ? 5 ° C , N more .",
+     "== A title ==\nThe (2-0) team's \"1,234.5\" fans' cheer: [no]; yes! why? 5°C, 1 more ."),
+    ("lm1b", "See http : / / a.b , he 'll ask : \" is it ( now ) ? \" or / and [ so ] ; yes ! It cost $ 5 or £ 3 . A dog . Why ?",
+     "See http://a.b, he'll ask: \"is it (now)?\" or/and [so]; yes! It cost $5 or £3. A dog. Why?"),
+    ("ptb", "the <unk> 's plan did n't cost $ N or # N and\\/or N N % of firms ' money",
+     "the ?'s plan didn't cost $1 or #1 and/or 1 1 % of firms' money"),
+    ("lambada", " “ yes , ” he said . ", "\" yes , \" he said ."),
+    ("scientific_papers", "it 's ( 1 @-@ 2 ) , https : / / a / b . The end !", "it's (1-2), https:// a/b. The end!"),
+    (None, "as it 's written ( here ) .", "as it 's written ( here ) ."),
+]  # fmt: skip
+"""Corpus, a text of it, and the text that publications score"""
+
+
+@pytest.mark.parametrize(("corpus", "text", "written"), PUBLISHED)
+def test_texts_published_as_tokens_are_ingested_as_publications_score_them(
+    corpus: str | None, text: str, written: str
+) -> None:
+    keys = {"sources": [{"kind": "starter"}], "detokeniser": corpus, "collapse_whitespace": False}
+    assert parse(IngestionConfig, keys, at="ingestion").normalise(text) == written
 
 
 @settings(max_examples=100)

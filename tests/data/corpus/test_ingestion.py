@@ -1,17 +1,20 @@
 """Ingestion: no row is lost, and the bytes depend neither on the workers nor on any interruption."""
 
 import builtins
+import json
 import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.data.corpus.examples import ingested, jsonl, written
+from tests.data.corpus.examples import SEED, Ingested, ingested, jsonl, written
 from tests.data.latents.toy import content
 
 from mm_ldlm.core import ConfigurationError, SourceError, config, parse
@@ -19,11 +22,13 @@ from mm_ldlm.data import engines
 from mm_ldlm.data.corpus import cleaning, ingestion
 from mm_ldlm.data.corpus.cleaning import Counts, Merger
 from mm_ldlm.data.corpus.config import IngestionConfig
+from mm_ldlm.data.corpus.filters import LengthConfig
 from mm_ldlm.data.corpus.ingestion import conservation
-from mm_ldlm.data.corpus.record import comparison_form
+from mm_ldlm.data.corpus.record import comparison_digest, comparison_form, normalise, record_id
 from mm_ldlm.data.corpus.sources import Opening, Row, SourceConfig
+from mm_ldlm.data.corpus.sources.base import HELD_OUT
 from mm_ldlm.data.corpus.splits import SplitConfig
-from mm_ldlm.data.store import ShardStore
+from mm_ldlm.data.store import Manifest, ShardStore
 
 WORDS = ("a", "b", "Red", "red", "GREEN", "green", "é", "straße", "STRASSE", "", "\0", "ﬁ")
 
@@ -44,64 +49,74 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # -- the outcome of every row ------------------------------------------------------------------------------------------
 
+SPLIT = {"validation": 0.2, "test": 0.4}
+PIECES = {"name": "bert-base-uncased", "max_length": 6, "too_long": "split"}
+DRAWN = "tests.data.corpus.test_ingestion:Drawn"
+
+
+@config
+class Drawn(SourceConfig):
+    """Rows of every form, with their text as their vector; `line` in `meta` is the number of the row."""
+
+    kind: str = DRAWN
+    draw: int = 0
+
+    def rows(self, opening: Opening) -> Iterator[Row]:
+        draw, text = random.Random(f"{opening.seed} {self.draw}"), ""
+        for line in range(1, 61):
+            text = draw.choice([text, " ".join(draw.choices(WORDS, k=draw.randrange(1, 9)))])
+            about = draw.choice([None, None, "d" * 32, "e" * 32])
+            yield Row(
+                text, "drawn", line, None if about else draw.choice([None, None, HELD_OUT, "train"]),
+                {"line": line, **({"describes": {"digest": about}} if about else {})},
+                pair=None if about else draw.choice([None, None, f" {draw.choice(WORDS)} é\n"]), describes=about,
+                vector=text, group=draw.choice([None, "one", "two", "three"]),
+            )  # fmt: skip
+
+    def describe(self, opening: Opening) -> Any:
+        return self.draw
+
 
 @settings(max_examples=30)
-@given(texts=st.lists(st.lists(st.sampled_from(WORDS), max_size=3).map(" ".join), max_size=30), near=st.booleans())
-def test_every_row_is_accepted_a_duplicate_or_quarantined(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], near: bool
+@given(draw=st.integers(0, 10**6), near=st.booleans(), divided=st.booleans())
+def test_pitfall_14_every_row_is_in_the_split_of_its_group_a_duplicate_or_quarantined(
+    tmp_path_factory: pytest.TempPathFactory, draw: int, near: bool, divided: bool
 ) -> None:
-    folder = tmp_path_factory.mktemp("case")
-    source = lines(folder, "an ordinary text", *texts)
-    out = ingested(folder, source, near_duplicates={} if near else None)
+    folder, bounds = tmp_path_factory.mktemp("case"), LengthConfig(min_characters=2, max_words=7)
+    keys = {**(in_pieces(folder) if divided else {}), "near_duplicates": {} if near else None, "splits": SPLIT}
+    out = ingested(folder, {"kind": DRAWN, "draw": draw}, **keys, length=vars(bounds))
     report = out.report
-    assert report["rows_in"] == len(texts) + 1 == report["accepted"] + report["duplicates"] + report["quarantined"]
+    assert report["rows_in"] == 60 + report["rows_from_splitting"]
+    assert report["rows_in"] == report["accepted"] + report["duplicates"] + report["quarantined"]
     assert (report["accepted"], report["quarantined"]) == (len(out.rows), len(out.refused))
-    assert {row["reason"] for row in out.refused} <= {"empty", "nul"}
+    sources, fractions = list(Drawn(draw=draw).rows(Opening(SEED, 1000))), SplitConfig(**SPLIT)
     by_form: dict[str, set[str]] = {}
     for row in out.rows:
-        by_form.setdefault(comparison_form(row["text"]), set()).add(row["split"])
+        meta = json.loads(row["meta"])
+        given, pair = sources[meta["line"] - 1], meta.get("pair")
+        assert row["id"] == record_id(row["text"], pair, given.describes)
+        for text in (row["text"], pair or row["text"]):
+            bounds.check(text)
+            assert text == normalise(text)
+            assert not divided or len(text.split()) <= 3
+        digest = comparison_digest(given.describes or given.group or given.text, key=b"mm-ldlm")
+        assert row["split"] == (
+            "train" if given.split == "train" else fractions.split_of(digest, held_out=given.split == HELD_OUT)
+        )
+        by_form.setdefault(comparison_form(given.describes or row["text"]), set()).add(row["split"])
     assert all(len(splits) == 1 for splits in by_form.values())
-    assert {comparison_form(text) for text in texts if "\0" not in text and text.strip()} <= by_form.keys() or near
+    usable = [
+        given
+        for given in sources
+        if "\0" not in f"{given.text}{given.pair}"
+        and all(
+            len(text) > 1 and len(text.split()) < 8 for text in map(normalise, (given.text, given.pair or given.text))
+        )
+    ]
+    assert near or divided or {comparison_form(given.describes or given.text) for given in usable} <= by_form.keys()
+    ids = {record_id(normalise(given.text), None, given.describes) for given in usable if given.describes}
+    assert divided or ids <= {row["id"] for row in out.rows}, "descriptions are never near duplicates"
     assert all(f"{count} {split}" in conservation(report) for split, count in report["splits"].items())
-
-
-def test_pitfall_14_the_split_of_a_text_is_a_function_of_the_text_and_the_key(tmp_path: Path) -> None:
-    texts = [f"sentence number {number}" for number in range(400)]
-    keys = {"splits": {"validation": 0.2, "test": 0.3, "key": "one"}}
-    first = {row["text"]: row["split"] for row in ingested(tmp_path / "a", lines(tmp_path, *texts), **keys).rows}
-    more = [text.upper() for text in reversed(texts)] + ["others"] * 50
-    again = ingested(tmp_path / "b", lines(tmp_path, *more, name="more"), **keys).rows
-    assert {row["text"].lower(): row["split"] for row in again if row["text"] != "others"} == first
-    other = ingested(tmp_path / "c", lines(tmp_path, *texts), splits={**keys["splits"], "key": "two"}).rows
-    assert {row["text"]: row["split"] for row in other} != first
-    for name, fraction in (("test", 0.3), ("validation", 0.2)):
-        assert abs(list(first.values()).count(name) / 400 - fraction) < 0.08
-
-
-SPLIT = {"validation": 0.3, "test": 0.3}
-PIECES = {"name": "bert-base-uncased", "max_length": 6, "too_long": "split"}
-
-
-def test_pitfall_35_all_pieces_of_a_document_and_all_texts_of_a_group_are_in_one_split(tmp_path: Path) -> None:
-    words = [[str(10_000 * number + place) for place in range(12)] for number in range(100)]
-    rows = [{"text": " ".join(each[:6]), "other": " ".join(each[6:]), "author": f"author {number % 25}"}
-            for number, each in enumerate(words)]  # fmt: skip
-    splits: dict[str, set[str]] = {}
-    for name, more in (
-        ("document", {}),
-        ("author", {"group_column": "author"}),
-        ("row", {"columns": ["text", "other"]}),
-    ):
-        source = {**written("jsonl", tmp_path / name, rows), **more}
-        out = ingested(tmp_path / name / "out", source, tokens=PIECES, splits=SPLIT)
-        for row in out.rows:
-            number = int(row["text"].split()[0]) // 10_000
-            group = f"{name} {rows[number]['author'] if name == 'author' else number}"
-            splits.setdefault(group, set()).add(row["split"])
-        assert out.report["accepted"] > 3 * len(rows)
-    assert len(splits) == 100 + 25 + 100
-    assert {len(found) for found in splits.values()} == {1}
-    assert {split for found in splits.values() for split in found} == {"train", "validation", "test"}
 
 
 @pytest.mark.parametrize("count", [6, 18])
@@ -126,24 +141,15 @@ def test_pitfall_35_near_duplicates_of_a_held_out_document_are_not_in_training(t
     assert all(again._near_split(near.signature(comparison_form(text)), -1) is not None for text in words)
 
 
-def test_a_text_that_is_whole_keeps_its_split_whatever_the_length_of_the_others(tmp_path: Path) -> None:
-    texts = ["red green", "blue white black", *(f"red green {'blue ' * number}" for number in range(1, 30))]
-    whole = ingested(tmp_path / "a", lines(tmp_path, *texts), splits=SPLIT).rows
-    divided = ingested(tmp_path / "b", lines(tmp_path, *texts), tokens=PIECES, splits=SPLIT).rows
-    first, second = ({row["text"]: row["split"] for row in rows} for rows in (whole, divided))
-    assert {text: first[text] for text in first.keys() & second.keys()} == {
-        text: second[text] for text in first.keys() & second.keys()
-    }
-    assert len(first.keys() & second.keys()) > 4
-
-
-def test_rows_that_a_source_holds_out_are_divided_again() -> None:
+def test_splits_have_their_fractions_and_rows_that_a_source_holds_out_are_divided_again() -> None:
     """By another part of the digest than the one by which a hash split with this key may have held them out."""
-    fractions, digests = SplitConfig(validation=0.25, test=0.25), [random.Random(i).randbytes(16) for i in range(2000)]
+    fractions, digests = SplitConfig(validation=0.1, test=0.3), [random.Random(i).randbytes(16) for i in range(2000)]
     held = [digest for digest in digests if fractions.split_of(digest) != "train"]
+    assert abs(len(held) / 2000 - 0.4) < 0.03
+    assert abs(sum(fractions.split_of(digest) == "test" for digest in held) / 2000 - 0.3) < 0.03
     divided = [fractions.split_of(digest, held_out=True) for digest in held]
     assert set(divided) == {"validation", "test"}
-    assert abs(divided.count("test") / len(held) - 0.5) < 0.05
+    assert abs(divided.count("test") / len(held) - 0.75) < 0.05
 
 
 def test_the_first_of_two_splits_keeps_a_text(tmp_path: Path) -> None:
@@ -160,7 +166,6 @@ def test_near_duplicates_are_removed_only_where_that_is_asked_for(tmp_path: Path
         "the quick brown fox jumps over the lazy dog todax",
         "a",
     ]
-    assert len(ingested(tmp_path / "a", lines(tmp_path, *texts)).rows) == 3
     out = ingested(tmp_path / "b", lines(tmp_path, *texts), near_duplicates={"threshold": 0.7})
     assert out.report["duplicates_by_kind"] == {"near": 1}
     others = "ships sail over the cold northern sea all winter", "eight small birds were sitting on a garden fence"
@@ -179,9 +184,6 @@ def test_limits_in_tokens_drop_truncate_or_split_a_text(tmp_path: Path) -> None:
         assert out.texts == expected
         assert out.report["rows_in"] == 2 + out.report["rows_from_splitting"] == 2 + 2 * (treatment == "split")
         assert out.report["truncated"] == (treatment == "truncate")
-    pair = {**written("jsonl", tmp_path / "p", [{"text": "short", "b": text}]), "pair_column": "b"}
-    with pytest.raises(SourceError, match="too_many_tokens"):
-        ingested(tmp_path / "pair", pair, tokens={"max_length": 3, "too_long": "split"})
 
 
 def test_weights_divide_the_rows_until_a_source_is_exhausted(tmp_path: Path) -> None:
@@ -224,7 +226,11 @@ def test_pitfall_22_the_bytes_do_not_depend_on_where_a_run_was_killed(
         return ((number, function(task)) for number, task in enumerate([*tasks]))
 
     monkeypatch.setattr(engines.LocalEngine, "run", ahead)  # as processes, which take tasks before others are merged
-    sources = [lines(tmp_path, *mixed(60), name="a"), lines(tmp_path, *mixed(40, seed=1), name="b", max_samples=35)]
+    sources = [
+        lines(tmp_path, *mixed(60), name="a"),
+        lines(tmp_path, *mixed(40, seed=1), name="b", max_samples=35),
+        {"kind": DRAWN},
+    ]
     keys, folder = in_pieces(tmp_path), tmp_path / "killed"
     expected = ingested(tmp_path / "whole", *sources, **keys)
     for number in sweep(lambda: ingested(folder, *sources, **keys)):
@@ -237,30 +243,63 @@ def test_pitfall_22_the_bytes_do_not_depend_on_where_a_run_was_killed(
 
 
 def test_long_texts_have_more_shards_and_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, most = lines(tmp_path, *mixed(80)), 60
+    source, most = {"kind": DRAWN}, 600
     expected = ingested(tmp_path / "few", source)
     monkeypatch.setattr(ingestion, "CHUNK_CHARACTERS", most // 4)
     monkeypatch.setattr(cleaning, "SHARD_CHARACTERS", most)
     assert ingested(tmp_path / "many", source).rows == expected.rows
     store = ShardStore.open(tmp_path / "many" / "records")
-    sizes = [sum(map(len, store.window(*store.bounds(number))["text"].to_pylist()))
+    sizes = [sum(len(row["text"] + row["meta"]) for row in store.window(*store.bounds(number)).to_pylist())
              for number in range(len(store.manifest.shards))]  # fmt: skip
     assert all(most <= size < 2 * most for size in sizes[:-1])
 
 
-def test_an_unfinished_run_of_other_inputs_or_with_a_damaged_shard_begins_again(tmp_path: Path) -> None:
-    source = lines(tmp_path, *mixed(60))
-    ingested(tmp_path / "out", source, shard_rows=8)
-    expected = content(tmp_path / "out")
-    shard = tmp_path / "out/records/part-000001.arrow"
+def side(folder: Path, mark: str) -> Any:
+    """A store of the texts of the rows, of which few fit in memory."""
+    return SimpleNamespace(
+        workspace=folder, fingerprint=mark, most_rows=8, accept=normalise,
+        table=lambda ids, values: pa.table({"id": ids, "text": values}),
+        commit=lambda shards, *, records: Manifest(kind="side", rows=records.rows, shards=tuple(shards)).write(folder),
+    )  # fmt: skip
+
+
+BASE = {"draw": 0, "side": "one", "shard_rows": 16, "tokens": {**PIECES, "too_long": "drop"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "decides"),
+    [
+        ({"unicode_form": "NFKC"}, True), ({"collapse_whitespace": False}, True), ({"splits": {"key": "x"}}, True),
+        ({"length": {"max_words": 3}}, True), ({"near_duplicates": {}}, True), ({"draw": 1}, True),
+        ({"side": "two"}, True), ({"max_bad_fraction": 0.99}, False), ({"replace": True}, False),
+        *(({"tokens": {**BASE["tokens"], **limit}}, True)  # type: ignore[dict-item]
+          for limit in ({"max_length": 5}, {"min_length": 2}, {"too_long": "truncate"})),
+    ],
+)  # fmt: skip
+def test_an_unfinished_run_of_other_inputs_or_with_a_damaged_shard_begins_again(
+    tmp_path: Path, change: dict[str, Any], decides: bool
+) -> None:
+    source = lines(tmp_path, *mixed(60), vector_column="text")
+
+    def again(**changed: Any) -> Ingested:
+        keys = BASE | changed
+        sources = source, {"kind": DRAWN, "draw": keys.pop("draw")}
+        keys["side"] = side(tmp_path / "out/side", keys["side"])
+        return ingested(tmp_path / "out", *sources, **keys)
+
+    out = again()
+    expected, values = content(tmp_path / "out"), ShardStore.open(tmp_path / "out/side")
+    assert values.table(slice(None)).to_pylist() == [{"id": row["id"], "text": row["text"]} for row in out.rows]
+    assert max(shard.rows for store in (out.records, out.quarantine) for shard in store.manifest.shards) < 16
+    shard = tmp_path / "out/side/part-000001.arrow"
     shard.write_bytes(bytes(reversed(shard.read_bytes())))
     (tmp_path / "out/records/part-000099.arrow").write_bytes(b"left by another run")
-    assert ingested(tmp_path / "out", source, shard_rows=8).report["resumed_after_rows"] == 0
+    assert again().report["resumed_after_rows"] == 0
     assert content(tmp_path / "out") == expected
-    assert ingested(tmp_path / "out", source, shard_rows=8).report["resumed_after_rows"] == 60
-    other = ingested(tmp_path / "out", source, shard_rows=8, unicode_form="NFKC")
-    assert other.report["resumed_after_rows"] == 0
-    assert content(tmp_path / "out") != expected
+    report = again(**change).report
+    assert report["resumed_after_rows"] == (0 if decides else report["rows_in"])
+    assert (report["rows_per_second"] == 0) != decides
+    assert (content(tmp_path / "out") != expected) == decides
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -277,11 +316,14 @@ def test_finished_records_of_other_sources_are_not_replaced(tmp_path: Path, refu
     assert ingested(tmp_path, other, replace=True).texts == ["two"]
 
 
-def test_too_many_damaged_rows_stop_the_run(tmp_path: Path, refuses: Callable[..., Any]) -> None:
-    source = {"kind": "jsonl", **jsonl(tmp_path, [{"review": f"text {number}"} for number in range(5)])}
-    with refuses(SourceError, "5 of 5", "missing_column", "review"):
+def test_too_many_damaged_rows_stop_the_run(
+    tmp_path: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch, refuses: Callable[..., Any]
+) -> None:
+    source = {"kind": "jsonl", **jsonl(tmp_path, [{"review": f"text {number}"} for number in range(50)])}
+    monkeypatch.setattr(ingestion, "EARLY_STOP_ROWS", 10)
+    with refuses(SourceError, "14 of 14", "missing_column", "review", "line 1:"):
         ingested(tmp_path / "a", source, max_bad_fraction=0.5)
-    assert ingested(tmp_path / "b", {**source, "columns": ["review"]}, max_bad_fraction=0.0).report["accepted"] == 5
+    assert ingested(tmp_path / "b", {**source, "columns": ["review"]}, max_bad_fraction=0.0).report["accepted"] == 50
 
 
 @pytest.mark.parametrize(("damaged", "count"), [(1, 90), (7, 25), (29, 100), (13, 25)])

@@ -1,5 +1,6 @@
 """The form of a stored text, the form in which texts are compared, ids, and `meta`."""
 
+import functools
 import json
 import unicodedata
 from typing import Any
@@ -76,15 +77,14 @@ def test_meta_is_json_of_bounded_depth() -> None:
     assert text.isascii()
     assert meta_value(text, "b") == json.loads(text)["b"] == [1, {"c": None}]
     assert meta_value(text, "missing") is None is meta_value(None, "a")
-    for depth, kept in ((META_DEPTH - 1, True), (META_DEPTH, False), (100_000, False)):
-        value: Any = 1
-        for _ in range(depth):
-            value = [value]
-        if kept:
-            assert meta_text({"a": value})
-        else:
-            with pytest.raises(ValueError, match="nested deeper"):
-                meta_text({"a": value})
+    deep, deeper, deepest = (
+        functools.reduce(lambda value, _: [value], range(depth), [1])
+        for depth in (META_DEPTH - 2, META_DEPTH - 1, 100_000)
+    )
+    assert meta_text({"a": deep})
+    for value in (deeper, deepest):
+        with pytest.raises(ValueError, match="nested deeper"):
+            meta_text({"a": value})
     with pytest.raises(TypeError):
         meta_text({(1, 2): 3})  # type: ignore[dict-item]
     assert described_by(meta_text({"describes": {"file": "a.png", "digest": "d"}})) == "d"

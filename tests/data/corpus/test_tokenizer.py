@@ -183,11 +183,6 @@ def test_only_the_last_piece_of_a_document_is_much_shorter_than_allowed() -> Non
     assert min(lengths[:-1]) > 4
 
 
-def test_pieces_end_at_words() -> None:
-    assert split_text("unaffable cats ran away", BERT, max_length=4) == [("unaffable cats", 4), ("ran away", 2)]
-    assert split_text("", BERT, max_length=4) == [("", 0)]
-
-
 # -- from a package, a file, a folder or the hub -----------------------------------------------------------------------
 
 

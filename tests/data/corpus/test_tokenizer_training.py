@@ -11,6 +11,7 @@ from tests.data.corpus.examples import ingested, jsonl
 
 from mm_ldlm.core import StoreError, parse
 from mm_ldlm.data.corpus import tokenizer_training
+from mm_ldlm.data.corpus.record import meta_value
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 from mm_ldlm.data.corpus.tokens import build_tokenizer
 
@@ -23,7 +24,7 @@ TEXTS = st.one_of(
 )
 CORPUS = ["The quick brown Fox", "Быстрая лиса", "الثعلب السريع", "तेज़ लोमड़ी", "敏捷的狐狸 🙂"] * 20
 BYTES = TextTokenizer(tokenizer_training.train(CORPUS, vocab_size=400), max_length=16)
-KEYS = {"name": "corpus", "max_length": 16, "too_long": "split"}
+KEYS = {"name": "corpus", "max_length": 40, "too_long": "split"}
 
 
 @settings(max_examples=300)
@@ -44,26 +45,27 @@ def test_the_same_texts_give_the_same_vocabulary_and_few_texts_a_small_one(monke
 
 
 def test_ingestion_trains_on_the_training_texts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"text": f"{text} {number}"} for number, text in enumerate(CORPUS)]
-    source, seen = {"kind": "jsonl", **jsonl(tmp_path, rows)}, list[str]()
-    train = tokenizer_training.train
+    rows = [{"text": f"{text} {number}", "pair": f"{number} {text}"} for number, text in enumerate(CORPUS)]
+    source, seen = {"kind": "jsonl", **jsonl(tmp_path, rows), "pair_column": "pair"}, list[str]()
+    real = tokenizer_training.train
 
     def watched(texts: Iterator[str], **keys: Any) -> Any:
         seen.extend(texts)
-        return train(seen, **keys)
+        return real(seen, **keys)
 
     monkeypatch.setattr(tokenizer_training, "train", watched)
-    splits = {"validation": 0.3, "test": 0.2}
+    splits, length = {"validation": 0.3, "test": 0.2}, {"max_words": 4}
     for _ in range(2):
-        made = ingested(tmp_path, source, tokens=KEYS, splits=splits)
-    assert sorted(seen) == sorted(row["text"] for row in made.rows if row["split"] == "train")
+        made = ingested(tmp_path, source, tokens=KEYS, splits=splits, length=length)
+    train = [row for row in made.rows if row["split"] == "train"]
+    assert sorted(seen) == sorted(text for row in train for text in (row["text"], meta_value(row["meta"], "pair")))
     limits = parse(TokenizerConfig, KEYS, at="tokenizer")
     tokenizer = build_tokenizer(made.records, limits)
     held_out = [row["text"] for row in made.rows if row["split"] != "train"]
     assert not any(tokenizer.unk_id in ids for ids in tokenizer.encode(held_out))
     tokenizer.save(tmp_path / "saved")
     assert TextTokenizer.load(tmp_path / "saved").encode(held_out) == tokenizer.encode(held_out)
-    ingested(tmp_path, source, tokens={**KEYS, "vocab_size": 260}, splits=splits)
+    ingested(tmp_path, source, tokens={**KEYS, "vocab_size": 260}, splits=splits, length=length)
     assert load_tokenizer(limits, tmp_path / "records").vocab_size == 260 + 3
     (tmp_path / "records" / tokenizer_training.FILE).unlink()
     with pytest.raises(StoreError, match="ingestion"):

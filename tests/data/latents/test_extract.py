@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.data.latents.toy import DIM, TEXTS, ToyEncoder, ToyEncoderConfig, content, digest_vector, embedded, records
 from tests.kills import kills
 
-from mm_ldlm.core import ConfigurationError, EncoderError, FingerprintError, WorkerFailed, config, parse
+from mm_ldlm.core import ConfigurationError, EncoderError, FingerprintError, config, parse
 from mm_ldlm.data.engines import LocalEngine
 from mm_ldlm.data.latents import extract as module
 from mm_ldlm.data.latents.config import ExtractConfig
@@ -36,13 +37,17 @@ class ElsewhereConfig:
 
     kind: str = "tests.data.latents.test_extract:ElsewhereConfig"
     here = False
+    gpus: int = 0
 
     def started(self) -> Any:
-        return contextlib.nullcontext(Elsewhere())
+        engine = Elsewhere()
+        engine.gpus = self.gpus
+        return contextlib.nullcontext(engine)
 
 
 class Elsewhere(LocalEngine):
     def run(self, function: Any, tasks: Any, **options: Any) -> Iterator[tuple[int, Any]]:
+        assert (options["gpus"], options["cpus"]) == (function.device == "cuda", function.job.config.threads)
         copy = pickle.loads(pickle.dumps(function))
         yield from reversed([(position, copy(pickle.loads(pickle.dumps(task)))) for position, task in enumerate(tasks)])
 
@@ -60,10 +65,14 @@ def expected(stored: ShardStore, tmp_path: Path) -> Files:
 
 
 def ranks_in_this_process(_: str, arguments: list[str], *, config: Any, **options: Any) -> None:
-    """Run the ranks one after another, the last one first; the slow tests launch processes."""
-    for rank in reversed(range(config.processes)):
+    """Run the ranks of two hosts one after another, the last one first, and again as after an error.
+
+    The slow tests launch processes.
+    """
+    each = config.processes // 2
+    for rank in [*reversed(range(config.processes))] * 2:
         with pytest.MonkeyPatch.context() as patch:
-            info = environment.RankInfo(rank=rank, world=config.processes, local_world=config.processes)
+            info = environment.RankInfo(rank=rank, local_rank=rank % each, world=config.processes, local_world=each)
             patch.setattr(environment, "rank_info", lambda info=info: info)
             module.main(Path(arguments[0]))
 
@@ -85,23 +94,40 @@ def test_texts_whose_end_the_encoder_does_not_read_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ToyEncoder, "max_length", 3)
-    monkeypatch.setattr(ToyEncoder, "count_tokens", lambda _, texts: [len(text.split()) for text in texts])
-    embedded(records(tmp_path / "records", ["a", "a b c", "a b c d", "abcdefgh"]), tmp_path / "latents")
+    monkeypatch.setattr(ToyEncoder, "count_tokens", lambda _, texts: [len(text.encode()) for text in texts])
+    embedded(records(tmp_path / "records", ["a", "abc", "éé", "ab"]), tmp_path / "latents")
     assert "1 of 4 texts have more than the 3 tokens" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"processes": 2}, {"processes": 0}, {"engine": ElsewhereConfig(), "processes": 0}],
+    ("options", "lanes", "devices"),
+    [
+        ({"processes": 4}, (3, 1), {"cuda:0", "cuda:1"}), ({"processes": 0}, (6, 3), {None}),
+        *(({"engine": ElsewhereConfig(gpus=gpus), "processes": 0}, (1, 1), {device})
+          for gpus, device in ((0, "cpu"), (2, "cuda"))),
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_the_bytes_depend_neither_on_processes_nor_on_lanes_nor_on_the_engine(
-    options: dict[str, Any], stored: ShardStore, expected: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3)))
+    options: dict[str, Any], lanes: tuple[int, int], devices: set[Any], stored: ShardStore, expected: Files,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The encoder has a share of the cores of its host, and the GPU of its rank or task."""
+
+    def choose(wanted: str, *, local_rank: int = 0) -> torch.device:
+        return torch.device("cuda", local_rank) if wanted == "auto" else torch.device(wanted)
+
+    monkeypatch.setattr(module, "choose_device", choose)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
     monkeypatch.setattr(module, "launch", ranks_in_this_process)
-    embedded(stored, tmp_path / "other", **options)
-    assert content(tmp_path / "other") == expected
+    for threads in (1, 2):
+        monkeypatch.setattr(ToyEncoder, "asked", [])
+        embedded(stored, tmp_path / f"{threads}", threads=threads, **options)
+        assert {about[1:] for about, _ in ToyEncoder.asked} == {(lanes[threads - 1], threads, threads)}
+    assert content(tmp_path / "1") == expected
+    monkeypatch.setattr(ToyEncoder, "asked", [])
+    embedded(stored, tmp_path / "auto", ToyEncoderConfig(device="auto"), **options)
+    assert {about[0] for about, _ in ToyEncoder.asked} == devices
     embedded(stored, tmp_path / "none", ToyEncoderConfig(device=None), **(options if "engine" not in options else {}))
     assert content(tmp_path / "none").keys() == expected.keys()
 
@@ -123,24 +149,22 @@ def test_an_extraction_killed_at_any_write_ends_with_the_same_bytes(
     assert content(workspace) == expected
 
 
-@pytest.mark.parametrize("engine", [{}, {"engine": ElsewhereConfig(), "processes": 0}], ids=["here", "elsewhere"])
+@pytest.mark.parametrize(
+    "engine",
+    [{}, {"processes": 2}, {"engine": ElsewhereConfig(), "processes": 0}],
+    ids=["here", "ranks", "elsewhere"],
+)
 def test_what_is_finished_is_not_computed_again(
     engine: dict[str, Any], stored: ShardStore, expected: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "plain/part-000002.arrow").write_bytes(b"damaged")
-    asked: list[str] = []
-    real = ToyEncoderConfig.load
-
-    def watched(self: Any, located: Any, *, device: Any = None) -> Any:
-        encoder = real(self, located)
-        run = encoder.run
-        encoder.run = lambda texts: asked.extend(texts) or run(texts)  # type: ignore[method-assign]
-        return encoder
-
-    monkeypatch.setattr(ToyEncoderConfig, "load", watched)
+    """Nor if the encoder repeats its vectors approximately only."""
+    for number in (1, 2):
+        (tmp_path / f"plain/part-00000{number}.arrow").write_bytes(b"damaged")
+    monkeypatch.setattr(module, "launch", ranks_in_this_process)
+    monkeypatch.setattr(ToyEncoder, "asked", [])
     for _ in range(2):
-        embedded(stored, tmp_path / "plain", **engine)
-        assert asked == TEXTS[8:12]
+        embedded(stored, tmp_path / "plain", ToyEncoderConfig(about="again"), **engine)
+        assert sorted(text for _, texts in ToyEncoder.asked for text in texts) == sorted(TEXTS[4:12])
         assert content(tmp_path / "plain") == expected
 
 
@@ -263,27 +287,3 @@ def test_hosts_of_one_store_meet_under_one_name(
 def test_an_engine_with_nodes_of_its_own_takes_no_processes(refuses: Any) -> None:
     with refuses(ConfigurationError, "embedding.processes"):
         parse(ExtractConfig, {"engine": {"kind": ElsewhereConfig().kind}, "processes": 2}, at="embedding")
-
-
-@pytest.mark.slow
-def test_a_rank_that_finds_another_encoder_is_one_error_and_loses_nothing(
-    stored: ShardStore, expected: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its vectors would be those of another encoder than the manifest names."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")]))
-    marker = tmp_path / "changed"
-    real = module.launch
-
-    def tampering(*arguments: Any, **options: Any) -> None:
-        marker.touch()
-        real(*arguments, **options)
-
-    monkeypatch.setattr(module, "launch", tampering)
-    encoder = ToyEncoderConfig(changes=str(marker))
-    with pytest.raises(WorkerFailed, match="expected the encoder that was located"):
-        embedded(stored, tmp_path / "two", encoder, processes=2)
-    marker.unlink()
-    found = embedded(stored, tmp_path / "two", encoder)
-    assert {shard.sha256 for shard in found.manifest.shards} == {
-        shard.sha256 for shard in Manifest.read(tmp_path / "plain").shards
-    }

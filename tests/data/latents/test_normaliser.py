@@ -10,12 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save
 from tests.damage import refused_or_harmless
 from threadpoolctl import threadpool_limits
 
 from mm_ldlm.core import StoreError
 from mm_ldlm.data.latents import normaliser
 from mm_ldlm.data.latents.normaliser import ENOUGH, Normaliser, NormaliserConfig, calibrated, fit, norms
+from mm_ldlm.data.latents.recognition import Signature
 from mm_ldlm.data.store import ShardStore, fixed_lists, write_store
 
 KINDS = ["standard", "whitening", "one_scale"]
@@ -163,7 +165,12 @@ def test_the_range_of_norms_is_that_of_other_rows_and_no_part_of_the_transformat
     assert ((fresh > found.typical[0]) & (fresh < found.typical[1])).mean() > 0.99
     assert found.typical[1] < 1.15**2 * fresh.max()
     assert found.fingerprint == plain.fingerprint
-    assert calibrated(plain, values, rows=np.arange(0)) is plain
+    assert calibrated(plain, values, rows=np.arange(99), fitted=np.arange(99)) is plain
+    few, enough = (calibrated(plain, values, rows=np.arange(1000, 2000), fitted=np.arange(n)) for n in (11, 1000))
+    assert (found.signature, few.signature) == (None, None)
+    wide = values.take(np.arange(2000)).astype(np.float64)
+    expected = Signature.of(wide[:1000], wide[1000:])
+    assert save(enough.signature.arrays()) == save(expected.arrays())  # type: ignore[union-attr]
 
 
 def test_what_cannot_be_fitted_or_transformed_is_refused(tmp_path: Path, refuses: Any) -> None:
@@ -183,12 +190,16 @@ def test_what_cannot_be_fitted_or_transformed_is_refused(tmp_path: Path, refuses
 
 @each_kind
 def test_a_saved_normaliser_is_the_same_and_damage_is_refused(kind: str, tmp_path: Path) -> None:
-    found = dataclasses.replace(fitted(tmp_path / "s", drawn(), kind, unit=True), typical=(0.5, 1.5))
+    signature = Signature.of(drawn(), drawn(seed=1))
+    found = dataclasses.replace(
+        fitted(tmp_path / "s", drawn(), kind, unit=True), typical=(0.5, 1.5), signature=signature
+    )
     folder = tmp_path / "normaliser"
     found.save(folder)
     again = Normaliser.load(folder)
     assert again.fingerprint == found.fingerprint
     assert (again.typical, again.unit_norm) == ((0.5, 1.5), True)
+    assert save(again.signature.arrays()) == save(signature.arrays())  # type: ignore[union-attr]
     np.testing.assert_array_equal(again.invert(drawn()), found.invert(drawn()))
 
     def read() -> tuple[str, bool]:

@@ -43,9 +43,12 @@ SPACE = Space(0)
 OWN = signature(SPACE)
 
 
+def noise_of(x: Any, level: float) -> Any:
+    return np.random.default_rng(3).normal(size=x.shape) * level / x.shape[1] ** 0.5
+
+
 def noised(x: Any, level: float) -> Any:
-    noise = np.random.default_rng(3).normal(size=x.shape) * level / x.shape[1] ** 0.5
-    return unit(x + noise).astype(np.float32)
+    return unit(x + noise_of(x, level)).astype(np.float32)
 
 
 def rounded(x: Any, levels: int) -> Any:
@@ -58,6 +61,7 @@ ALTERED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "two vectors again and again": ("own", lambda x: x[np.arange(len(x)) % 2]),
     "another topic": ("own", lambda x: SPACE.draw(len(x), topic=0.3)),
     "noise": ("noised", lambda x: noised(x, 0.2)),
+    "noise that was added": ("noised", lambda x: x + noise_of(x, 1.2)),
     "float16": ("quantised", lambda x: x.astype(np.float16)),
     "eight bits": ("quantised", lambda x: rounded(x, 255)),
     "three levels": ("quantised", lambda x: rounded(x, 3)),
@@ -109,6 +113,9 @@ def test_a_few_random_vectors_among_many_are_named_by_their_rows() -> None:
     flagged = {*np.flatnonzero(found.unlike).tolist()}
     assert flagged <= rows
     assert len(flagged) >= 0.8 * len(rows)
+    odd = unit(SPACE.draw(50) + 2 * OWN.axes_kd[~OWN.empty_k][0])  # which leave the empty axes empty
+    assert OWN.energies(odd).mean() > 1
+    assert not OWN.unlike(odd).any()
 
 
 def test_without_an_empty_axis_foreign_vectors_are_recognised_and_another_topic_is_not_foreign() -> None:
@@ -126,6 +133,9 @@ def test_a_signature_survives_its_file() -> None:
     with pytest.raises((KeyError, TypeError)):
         Signature.read({"mean_d": np.zeros(3)})
     assert recognise(np.zeros((0, DIM)), OWN) == Verdict("own")
+    few = Signature.of(5 * SPACE.draw(300, seed=8), 5 * SPACE.draw(1000, seed=9))
+    assert recognise(5 * SPACE.draw(300), few).kind == "own"
+    assert few.energies(SPACE.draw(1000)).mean() == pytest.approx(few.energies_k.mean(), rel=0.2)
 
 
 # --- real encoders ----------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def test_a_store_of_the_same_inputs_is_kept_and_another_is_made_anew(
     first, loaded = made(tmp_path), []
     before, real = content(tmp_path), ToyEncoderConfig.load
     monkeypatch.setattr(ToyEncoderConfig, "load", lambda *a, **k: loaded.append(a) or real(*a, **k))
-    assert made(tmp_path).manifest == first.manifest
+    assert made(tmp_path, about="again").manifest == first.manifest
     assert not loaded
     (tmp_path / first.manifest.shards[0].name).write_bytes(b"damaged")
     made(tmp_path)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from mm_ldlm.core import EncoderError, config, to_dict
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA, described_by, record_id
@@ -31,6 +32,7 @@ class ToyEncoderConfig:
         large: texts with this word have a vector beyond float16.
         batch: size of a batch.
         changes: file whose existence means that the encoder is no longer the one that was located.
+        about: another one is the same encoder, with about the same vectors.
     """
 
     kind: str = "tests.data.latents.toy:ToyEncoderConfig"
@@ -40,6 +42,7 @@ class ToyEncoderConfig:
     large: str = "no such word"
     batch: int = 8
     changes: str = "/no/such/file"
+    about: str = ""
     device: str | None = "cpu"
     dim: ClassVar[int] = DIM
 
@@ -48,29 +51,31 @@ class ToyEncoderConfig:
         return {"batch_rows": self.batch}
 
     def portable(self) -> dict[str, Any]:
-        return dict(to_dict(self))
+        return {key: value for key, value in to_dict(self).items() if key != "about"}
 
     def missing(self) -> str | None:
         return None
 
     def locate(self, *, expected: str | None = None) -> LocatedEncoder:
-        mark = fingerprint(self.salt)
+        mark = expected if self.about and expected else fingerprint([self.salt, self.about])
         return LocatedEncoder(name=self.name, dim=DIM, normalised=False, fingerprint=mark, about={}, dtype="float32")
 
     def load(self, located: LocatedEncoder, *, device: str | None = None) -> Encoder:
-        return ToyEncoder(self)
+        return ToyEncoder(self, device)
 
 
 class ToyEncoder(Encoder):
-    """The loaded toy encoder."""
+    """The loaded toy encoder; `asked` has (device, lanes, threads, threads of torch) of every run, and its texts."""
 
     dim = DIM
+    asked: ClassVar[list[tuple[Any, list[str]]]] = []
 
-    def __init__(self, options: ToyEncoderConfig) -> None:
+    def __init__(self, options: ToyEncoderConfig, device: str | None = None) -> None:
         super().__init__(options.locate())
-        self.options = options
+        self.options, self.device = options, device
 
     def run(self, prepared: Sequence[str]) -> npt.NDArray[np.float32]:
+        self.asked.append(((self.device, self.lanes, self.threads, torch.get_num_threads()), [*prepared]))
         found = np.stack([digest_vector(text, self.options.salt) for text in prepared] or [np.zeros(DIM)])
         for row, text in enumerate(prepared):
             if self.options.wrong in text:

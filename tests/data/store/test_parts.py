@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.data.latents.toy import content
 from tests.kills import kills
 
-from mm_ldlm.core import FingerprintError, StoreError
+from mm_ldlm.core import StoreError
 from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.store.writer import Parts
 
@@ -86,20 +86,6 @@ def test_a_killed_writer_is_continued_wherever_it_ended(
         shutil.rmtree(workspace)
         shutil.copytree(start, workspace)
     assert content(workspace) == expected
-
-
-@pytest.mark.parametrize("finished", [True, False])
-def test_pitfall_25_a_store_of_other_inputs_is_not_touched(finished: bool, tmp_path: Path, refuses: Any) -> None:
-    if finished:
-        fill(tmp_path)
-    else:
-        parts = Parts(tmp_path, MADE_BY)
-        parts.begin()
-        parts.write(0, table(0))
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with refuses(FingerprintError, "encoder", "b", "c"):
-        fill(tmp_path, made_by={**MADE_BY, "encoder": "c"})
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_record_that_is_damaged_or_missing_costs_one_shard(

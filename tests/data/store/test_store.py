@@ -212,14 +212,6 @@ def test_a_shard_is_a_file_of_its_folder(kind: str, whole: Path, refuses: Any) -
         ShardStore.open(whole)
 
 
-def test_a_shard_that_is_deleted_while_the_store_is_open_is_named(whole: Path) -> None:
-    store = ShardStore.open(whole)
-    (whole / "part-000002.arrow").unlink()
-    assert store.gather("id", [0]).to_pylist() == ["é0"]
-    with pytest.raises(StoreError, match=r"part-000002\.arrow: .* does not exist"):
-        store.table([8])
-
-
 CHANGES: dict[str, Any] = {
     "another version": {"format_version": 2}, "another number of rows": {"rows": 8}, "no shards": {"shards": []},
     "another key": {"more": 1}, "texts as numbers": {"rows": "9"}, "a truth value": {"rows": True},

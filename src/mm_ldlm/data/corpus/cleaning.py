@@ -360,8 +360,8 @@ class Merger:
 
     def _remember_document(self, accepted: Sequence[Any], number: int) -> None:
         """Keep the signature of all accepted pieces of a document together, in addition to the pieces' signatures."""
-        if self._near is not None and len(accepted) > 1:
-            self._near.add(joined(accepted), split=number)
+        if self._near is not None and len(accepted) > 1 and (whole := joined(accepted)) is not None:
+            self._near.add(whole, split=number)
 
     def fills_shard(self, rows: int) -> bool:
         """Return whether the records or the quarantine have so many rows for the next shard, or their texts fill it."""

@@ -34,16 +34,16 @@ _FAULT_BYTES = 64 * 2**10  # Linux maps this much around a page fault
 class Column:
     """A column of lists across all shards of a store; `ShardStore.gather` reads numbers and texts."""
 
-    def __init__(self, store: "ShardStore", name: str, what: str, *fits: Callable[[pa.DataType], bool]) -> None:
+    def __init__(self, store: "ShardStore", name: str, what: str, fits: Callable[[pa.DataType], bool]) -> None:
         """Find the column.
 
         Args:
             what: the values that it should have, in words.
-            fits: tests of the Arrow types that can be read.
+            fits: test of the Arrow types that can be read.
         """
         self.store, self.name = store, name
         self.type = store.schema_of([name]).field(0).type
-        if not any(fit(self.type) for fit in fits):
+        if not fits(self.type):
             raise StoreError(
                 f"{store.directory}: expected {what} in column {name!r}, found {self.type}. Open the store as its own "
                 "kind, or write it again."
@@ -148,7 +148,7 @@ class ShardStore:
         return FixedColumn(self, name)
 
     def lists(self, name: str) -> ListColumn:
-        return ListColumn(self, name, "a list", pa.types.is_list, pa.types.is_large_list)
+        return ListColumn(self, name, "a list", pa.types.is_list)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
