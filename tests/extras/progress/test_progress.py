@@ -78,8 +78,10 @@ def test_the_command_that_follows_a_run_gives_a_length_where_the_run_has_learned
 ) -> None:
     caplog.set_level("INFO")
     session = Session(tmp_path, objective={"length_weight": weight})
-    (file := Path(session.entries["run"]["filepath"])).parent.mkdir(parents=True)
+    file = Path(session.entries["run"]["filepath"])
+    (folder := file.parent / "runs/name").mkdir(parents=True)
+    (folder / "config.json").write_text('{"model": {}, "objective": {}, "shape": {"max_length": 7}}')
     file.write_text('{"name": "name", "step": 100000}')
     names = [f"made_{number}" for number in range(len(create_pipeline().nodes))]
     session.run(Pipeline([node(remember, "params:seed", name, name=name, tags="reporting") for name in names]))
-    assert ("--length" in caplog.text.partition("next: ")[2]) == (weight == 0)
+    assert ("--length 7" in caplog.text.partition("next: ")[2]) == (weight == 0)

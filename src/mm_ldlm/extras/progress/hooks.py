@@ -18,7 +18,7 @@ from mm_ldlm.core import duration, show
 from mm_ldlm.core.progress import QUIET_SECONDS
 from mm_ldlm.evaluation.report import FEW_STEPS
 from mm_ldlm.pipelines import MAIN, executed_by, partly
-from mm_ldlm.training.checkpoints.reference import run_folder
+from mm_ldlm.training.checkpoints.reference import config_of, run_folder
 from mm_ldlm.training.jsonl import number
 
 log = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ def show_request(catalog: Any) -> None:
         checkpoint = "" if chosen == "latest" else f" --checkpoint {chosen}"
         run = load("parameters").get("run") or run_folder(load("runs"), load("run"))
         length = (
-            f" --length {load('params:tokenizer').max_length}"
+            f" --length {config_of(run_folder(load('runs'), load('run')))['shape']['max_length']}"
             if able.length_refusal("sample", found[0], order="text_first")
             else ""
         )
