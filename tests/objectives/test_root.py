@@ -164,9 +164,13 @@ def test_tensors_that_nothing_holds_may_get_gradients() -> None:
     assert first_losses(build(with_losses(lambda losses: losses | {"text_loss": time})))["text_loss"] is time
 
 
-def test_inputs_that_the_model_does_not_take_are_refused_by_name(refuses: Any) -> None:
+def test_a_model_that_does_not_fit_the_objective_is_refused_by_its_inputs_and_its_outputs(refuses: Any) -> None:
     with refuses(ConfigurationError, "DiT.forward() got an unexpected keyword argument 'time_B'"):
         first_losses(build(broken(condition=lambda *_: {"time_B": torch.ones(4)})))
+    root: Any = build(broken())
+    root.call_as(lambda *args, **keys: (made := root.model(*args, **keys))._replace(logits=made.logits[..., 1:]))
+    with refuses(ConfigurationError, "shape.vocab_size"):
+        first_losses(root)
 
 
 def test_an_objective_whose_inference_lacks_a_method_does_not_train() -> None:

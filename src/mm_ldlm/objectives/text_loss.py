@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mm_ldlm.core import ConfigurationError
 from mm_ldlm.diffusion.process import TextProcess, TokenLosses
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.objectives.base import Batch, Losses
@@ -67,7 +68,16 @@ def text_losses(process: TextProcess, logits: Tensor, batch: Batch, noisy: Noisy
 
 
 def score_tokens(process: TextProcess, logits: Tensor, batch: Batch, noisy: NoisyTexts) -> ScoredTokens:
-    """Compute the loss of every position from the logits of `text_losses`."""
+    """Compute the loss of every position from the logits of `text_losses`.
+
+    Raises:
+        ConfigurationError: a token has no logit.
+    """
+    if logits.shape[-1] < process.vocab_size:
+        raise ConfigurationError(
+            f"expected logits of the {process.vocab_size} tokens of the vocabulary, found {logits.shape[-1]}. Return "
+            "`shape.vocab_size` logits for each position from the model."
+        )
     scored_BL = noisy.scored_BL
     targets_BL, t_BL = batch.tokens_BL, noisy.t_B.view(len(scored_BL), -1).expand_as(scored_BL)
     if logits.dim() == 2:
