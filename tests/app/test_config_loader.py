@@ -92,7 +92,7 @@ def test_another_kind_replaces_the_mapping_and_the_same_kind_merges(load: Load) 
 @pytest.mark.parametrize(
     ("env", "runtime", "dropped"),
     [
-        ("large+dit", {}, "dit sets other kinds; dropped: model (mmdit)"),
+        ("large+text+dit", {}, "dit sets other kinds; dropped: model (mmdit)"),
         ("text+dit", {"model": {"kind": "mmdit"}}, "--params sets other kinds; dropped: model (dit)"),
         ("text+dit+large", {}, None),
         ("large", {"model": {"kind": "mmdit"}}, None),

@@ -45,6 +45,7 @@ def door(path: Any, **options: Any) -> InputFile:
 
 
 @REUSED
+@example(text="\ufeffa", value=None)
 @given(text=TEXTS, value=JSON)
 def test_texts_and_json_are_read_as_they_were_written(text: str, value: Any, tmp_path: Path) -> None:
     files.write_text(tmp_path / "a.txt", text)
@@ -94,7 +95,7 @@ def test_a_damaged_array_is_refused_or_as_large_as_its_header_says(tmp_path: Pat
         (door(tmp_path / "a.npy").array, EvaluationError), (lambda: latent_of(bytes(raw)), Unusable)
     ):  # fmt: skip
         with contextlib.suppress(error):
-            assert read().nbytes == 12
+            assert (read().nbytes, damage == "more" and place > 0) == (12, False)
 
 
 def test_pickled_objects_are_never_loaded(tmp_path: Path, refuses: Any) -> None:
@@ -132,6 +133,7 @@ def test_only_regular_files_are_opened(places: dict[str, Any], refuses: Any) -> 
 
 def test_a_file_is_read_within_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: Any) -> None:
     (tmp_path / "a").write_bytes(b"x" * 100)
+    monkeypatch.setattr(files, "_BLOCK", 33)  # of which the limits are multiples, and the file is none
     assert door(tmp_path / "a").read(most=100) == b"x" * 100
     with refuses(EvaluationError, "at most 99 bytes"):
         door(tmp_path / "a").read(most=99)
@@ -236,8 +238,9 @@ def test_a_failed_write_changes_nothing(places: dict[str, Any], tmp_path: Path) 
     before = sorted(tmp_path.iterdir())
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "a", float("nan"))
-    with pytest.raises(TypeError):
-        fill(tmp_path / "b", None)  # type: ignore[arg-type]
+    for write in (fill, write_bytes):
+        with pytest.raises(TypeError):
+            write(tmp_path / "b", None)  # type: ignore[operator]
     for name in ("pipe", "device", "folder"):
         with pytest.raises(StoreError):
             write_bytes(places[name], b"x")
@@ -261,12 +264,13 @@ def test_a_link_to_a_folder_stays_and_its_target_is_replaced(tmp_path: Path) -> 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with a link inside, one to a folder whose name begins alike, and one that is a loop of links."""
-    root = tmp_path / "root"
-    (root / "sub").mkdir(parents=True)
-    (root / "inner").symlink_to("sub")
-    (root / "outer").symlink_to(tmp_path / "root-2")
-    (root / "loop").symlink_to("loop")
+    """A link to a folder with a link inside, one to a folder whose name begins alike, and one that is a loop."""
+    root, folder = tmp_path / "root", tmp_path / "folder"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "inner").symlink_to("sub")
+    (folder / "outer").symlink_to(tmp_path / "folder-2")
+    (folder / "loop").symlink_to("loop")
+    root.symlink_to(folder)
     return root
 
 
@@ -277,6 +281,7 @@ def test_pitfall_29_a_name_resolves_inside_its_folder_or_is_refused(parts: list[
     try:
         found = inside(root, "/".join(parts))
     except UnsafePathError:
+        assert {*parts} - {"sub", "inner", "new", ".", ""} or not {*parts} - {".", ""} or not parts[0]
         return
     assert Path(os.path.realpath(found)).is_relative_to(os.path.realpath(root))
     assert ".." not in parts

@@ -17,6 +17,7 @@ from mm_ldlm.core import (
     Kinds,
     PositiveInt,
     Registry,
+    SamplingError,
     config,
     contributed,
     foreign_code,
@@ -29,11 +30,13 @@ from mm_ldlm.core import (
 Refuses = Callable[..., Any]
 
 
-class Shape(Protocol):
+class Flat(Protocol):
+    def area(self) -> float: ...
+
+
+class Shape(Flat, Protocol):
     kind: str
     corners: ClassVar[int]
-
-    def area(self) -> float: ...
 
 
 SHAPES = Kinds("shape", {"circle": "shapes_of_a_test:Circle", "square": "shapes_of_a_test:Square"}, "shapes", Shape)
@@ -132,9 +135,10 @@ def test_what_is_no_kind_is_refused_by_its_path(refuses: Refuses, value: Any, na
         parse(Drawing, {"one": value}, at="drawing")
 
 
-def test_a_termination_passes_the_code_of_another_package() -> None:
-    with pytest.raises(SystemExit), foreign_code(ConfigurationError):
-        raise SystemExit(128 + signal.SIGTERM)
+@pytest.mark.parametrize("error", [SystemExit(128 + signal.SIGTERM), KeyboardInterrupt(), SamplingError("x")])
+def test_a_termination_passes_the_code_of_another_package(error: BaseException) -> None:
+    with pytest.raises(type(error)), foreign_code(ConfigurationError):
+        raise error
 
 
 def test_a_configuration_of_another_group_is_refused() -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -37,6 +37,7 @@ NUMBERS = {
 
 @config
 class Inner:
+    RETIRED: ClassVar[dict[str, Any]] = {"shape": "round"}
     size: PositiveInt = 1
     names: tuple[str, ...] = ()
 
@@ -49,7 +50,7 @@ class Section:
     pair: tuple[int, float] = (1, 2.0)
     colour: Literal["red", "green"] = "red"
     ratio: Fraction | Literal["none"] = 0.5
-    either: str | tuple[str, ...] = ()
+    either: tuple[str, ...] | str = ()
     low: int = 0
     high: int
 
@@ -95,7 +96,10 @@ def test_a_mapping_becomes_a_tree_of_types_and_a_single_value_a_list() -> None:
         high=3,
     )  # fmt: skip
     assert parse(Section, made, at="s") is made
-    assert parse(Section, json.loads(json.dumps(to_dict(made))), at="s") == made
+    earlier = json.loads(json.dumps(to_dict(made, retired=True)))
+    parts = earlier["inner"], *earlier["several"], earlier["by_name"]["k"]
+    assert {part.pop("shape") for part in parts} == {"round"}
+    assert earlier == to_dict(made)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +117,8 @@ def test_a_mapping_becomes_a_tree_of_types_and_a_single_value_a_list() -> None:
         (3, ("'section'", "3")),
         ({"high": "x", "low": "y", "pair": 3, "colour": 1, "inner": []}, ("section.high", "section.low", "section.pair")),
         ({"high": 1, "pair": [1]}, ("'section.pair'", "longer list", "(1,)")),
+        ({"high": 1, "pair": [1, 2, 3]}, ("'section.pair'", "(1, 2, 3)")),
+        ({"high": 1, "inner": {"shape": "square"}}, ("'section.inner.shape'",)),
         ({"high": 1, "either": ["a", 1]}, ("'section.either[1]'", "1")),
     ],
 )  # fmt: skip

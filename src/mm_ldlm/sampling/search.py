@@ -215,7 +215,7 @@ class Search:
         first = Drafts(*written, writable_BKL[:, 0], *self.reembed(written[0], every))
         self.compare(every, joined([first], torch.stack), 0)
         live_B = first.cosines < self.config.good_enough
-        drafts = joined([first._replace(writable=writable_BKL[:, number]) for number in number_K.tolist()], torch.stack)
+        drafts = joined([first] * len(number_K), torch.stack)
         repeated_BK = (canvases_BKL.unsqueeze(1) == canvases_BKL.unsqueeze(2)).all(dim=3).tril(diagonal=-1).any(dim=2)
         choices: dict[How, Tensor] = {"first": ~repeated_BK & (number_K > 0), "drawn": repeated_BK}
         for how, chosen_BK in choices.items():
