@@ -79,11 +79,9 @@ class Encoder(Protocol):
     @property
     def dim(self) -> int:
         """Dimension d of the vectors"""
-        ...
 
     def encode(self, sentences: Sequence[str]) -> Floats:
         """Embed sentences: raw vectors (n, d) float32."""
-        ...
 
 
 class LoadedModel:

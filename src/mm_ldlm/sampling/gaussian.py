@@ -68,11 +68,6 @@ class Point:
     noise: float
 
     @property
-    def fraction(self) -> float:
-        """noise/(signal + noise): the time of the rectified flow through the same point, 0 clean to 1 noise."""
-        return self.noise / (self.signal + self.noise)
-
-    @property
     def std(self) -> float:
         """Standard deviation of x_t for data of unit variance.
 
@@ -80,13 +75,6 @@ class Point:
         schedules, which have no signal there.
         """
         return math.hypot(self.signal, self.noise)
-
-    @property
-    def log_snr_half(self) -> float:
-        """λ = log(signal/noise); infinite at the ends."""
-        if self.signal <= 0:
-            return -math.inf
-        return math.inf if self.noise <= 0 else math.log(self.signal / self.noise)
 
 
 def grid(

@@ -11,6 +11,7 @@ from tests.sampling.test_orders import ranked
 from tests.sampling.toys import rows
 
 from mm_ldlm.extras.samplers.orders import entropy_prefix
+from mm_ldlm.extras.samplers.solvers import fraction
 from mm_ldlm.sampling.gaussian import Estimator, Point, grid
 from mm_ldlm.sampling.registry import latent_sampler
 
@@ -59,7 +60,7 @@ def test_solvers_of_the_flow_take_the_same_steps_on_every_schedule(name, schedul
     """x/(signal + noise) at noise/(signal + noise) is the flow itself."""
     (denoise, _), (flow, _), sampler, x = toy(schedule), toy("flow"), latent_sampler(name), start()
     points = grid(denoise.schedule, steps=5, t_max=0.9)
-    same = [Point(p.fraction, 1 - p.fraction, p.fraction) for p in points]
+    same = [Point(at, 1 - at, at) for at in map(fraction, points)]
     found = sampler.solve(x, points, Estimator(denoise, 1.0), rows(len(x)))
     expected = sampler.solve(x / (points[0].signal + points[0].noise), same, Estimator(flow, 1.0), rows(len(x)))
     assert torch.allclose(found, expected, atol=1e-5)

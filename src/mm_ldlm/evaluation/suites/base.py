@@ -203,12 +203,6 @@ def token_rows(samples: pd.DataFrame) -> list[list[int]]:
     return [[int(token) for token in row] for row in samples["tokens"]]
 
 
-def vectors(samples: pd.DataFrame) -> np.ndarray:
-    """Return the column `latent` as (n, d) float32; no rows for samples without latents."""
-    kept = [np.asarray(row, dtype=np.float32) for row in samples["latent"].dropna()]
-    return np.stack(kept) if kept else np.empty((0, 0), dtype=np.float32)
-
-
 def unit(x_Nd: np.ndarray) -> np.ndarray:
     """Scale each row to length 1, in float64.
 

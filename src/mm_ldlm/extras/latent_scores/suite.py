@@ -20,7 +20,6 @@ from mm_ldlm.evaluation.suites.base import (
     Suite,
     of_samples,
     unit,
-    vectors,
     without_truth,
 )
 
@@ -125,6 +124,12 @@ def _compared(latents_nd: np.ndarray, real_nd: np.ndarray, others_md: np.ndarray
 def _spectrum(latents_nd: np.ndarray) -> Metrics:
     values_d, rank = spectrum(latents_nd)
     return {"rows": len(latents_nd), "effective_rank": rank, "eigenvalues": [float(f"{v:.4g}") for v in values_d]}
+
+
+def vectors(samples: pd.DataFrame) -> np.ndarray:
+    """Return the column `latent` as (n, d) float32; no rows for samples without latents."""
+    kept = [np.asarray(row, dtype=np.float32) for row in samples["latent"].dropna()]
+    return np.stack(kept) if kept else np.empty((0, 0), dtype=np.float32)
 
 
 # -- metrics ----------------------------------------------------------------------------------------------------------

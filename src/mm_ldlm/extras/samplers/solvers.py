@@ -14,6 +14,18 @@ from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.gaussian import Estimator, GridSampler, Point
 
 
+def fraction(at: Point) -> float:
+    """Return noise/(signal + noise): the time of the rectified flow through the same point, 0 clean to 1 noise."""
+    return at.noise / (at.signal + at.noise)
+
+
+def log_snr_half(at: Point) -> float:
+    """Return λ = log(signal/noise); infinite at the ends."""
+    if at.signal <= 0:
+        return -math.inf
+    return math.inf if at.noise <= 0 else math.log(at.signal / at.noise)
+
+
 @config
 class EulerConfig(GridSampler):
     """Euler's method for the flow dy/dτ = ε − x0, first order and deterministic.
@@ -30,7 +42,7 @@ class EulerConfig(GridSampler):
         y_Bd = x_Bd / (points[0].signal + points[0].noise)
         for now, then in pairwise(points):
             x0_Bd, eps_Bd = estimate(y_Bd * (now.signal + now.noise), now)
-            slope_Bd, stride = eps_Bd - x0_Bd, then.fraction - now.fraction
+            slope_Bd, stride = eps_Bd - x0_Bd, fraction(then) - fraction(now)
             guess_Bd = y_Bd + stride * slope_Bd
             if self.corrects and then.noise > 0:
                 x0_Bd, eps_Bd = estimate(guess_Bd * (then.signal + then.noise), then)
@@ -61,7 +73,7 @@ class Dpmpp2mConfig(GridSampler):
         before_Bd, stride_before = x_Bd, math.inf
         for now, then in pairwise(points):
             data_Bd, _ = estimate(x_Bd, now)
-            x0_Bd, stride = data_Bd, then.log_snr_half - now.log_snr_half
+            x0_Bd, stride = data_Bd, log_snr_half(then) - log_snr_half(now)
             if math.isfinite(stride) and math.isfinite(stride_before):
                 r = stride_before / stride
                 data_Bd = (1 + 1 / (2 * r)) * x0_Bd - 1 / (2 * r) * before_Bd
