@@ -56,7 +56,7 @@ def test_kedro_receives_typed_parameters_and_full_names(called: list[dict[str, A
 @pytest.mark.parametrize(
     "words",
     [
-        ("--pipeline=trainin",), ("--nodes=plan_trainin",), ("--pipelines=sampling,evaluation", "--nodes=load_model"),
+        ("--pipeline=trainin",), ("--nodes=plan_trainin",), ("--nodes=an_training",), ("--pipelines=sampling,evaluation", "--nodes=load_model"),
         ("--tags=trainin",), ("--from-inputs=record",), ("--to-outputs=metric",), ("--runner=ThredRunner",),
         ("--params=foo",), ("--params=a=[1",), ("--config=missing.yml",),
     ],
@@ -137,15 +137,20 @@ def test_an_artifact_that_cannot_be_loaded_names_the_pipeline_that_writes_it(mon
     project = next(hooks for hooks in settings.HOOKS if isinstance(hooks, cli.ProjectHooks))
     monkeypatch.setattr(project, "loading", "records")
     done = failing(monkeypatch, wrapped(ValueError("a" * 10**6)))
-    assert all(word in done.output for word in ("records", "cannot be read", "--pipeline=ingestion")), done.output
+    assert all(
+        word in done.output
+        for word in ("records", "cannot be read", "again: `kedro run --env=tatoeba --pipeline=ingestion`.")
+    ), done.output
     assert len(done.output) < 2000
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS])
 def test_a_full_disk_or_a_closed_folder_is_one_message(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    done = failing(monkeypatch, wrapped(OSError(code, "no", "/data/x")))
-    assert done.exit_code == 1
-    assert "/data/x" in done.output
+    raised, caused = DatasetError("Failed while saving data"), OSError(code, "no", "/data/x")
+    raised.__context__ = caused
+    for error in (raised, wrapped(caused)):
+        done = failing(monkeypatch, error)
+        assert (done.exit_code, "/data/x" in done.output) == (1, True)
 
 
 def test_a_run_that_is_ended_says_what_continues_it(

@@ -182,7 +182,7 @@ def test_a_follower_misses_no_line_and_survives_its_sinks(tmp_path: Path, caplog
     received: list[int] = []
 
     def sink(lines: Any) -> None:
-        received.extend(line["step"] for line in lines)
+        received.extend([line["step"] for line in lines] or [-1])
 
     def broken(lines: Any) -> None:
         raise RuntimeError("a" * 10**5)
@@ -199,9 +199,10 @@ def test_a_follower_misses_no_line_and_survives_its_sinks(tmp_path: Path, caplog
     while len(received) < 19 and time.monotonic() < until:  # lines are passed on while the training runs
         time.sleep(0.05)
     assert len(received) == 19
-    follower.stop()
-    other.stop()
+    log.metrics(20, {})
+    for each in (follower, other):
+        each.stop()
     log.close()
-    assert sorted(received) == list(range(1, 20))
-    assert follower.lines == 19
-    assert len(caplog.text) < 2000
+    assert (sorted(received[:-1]), received[-1]) == (list(range(1, 21)), -1), "the rest, then an empty list"
+    assert follower.lines == 20
+    assert (caplog.text.count("no longer follows"), len(caplog.text) < 2000) == (1, True)

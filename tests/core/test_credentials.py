@@ -1,7 +1,6 @@
 """Credentials: masked in everything that is shown, and recognised in parameters."""
 
 import string
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -56,12 +55,6 @@ def test_the_value_of_a_key_that_names_a_secret_is_masked(key: str) -> None:
 )
 def test_the_value_of_another_key_is_shown(key: str) -> None:
     assert mask_values({key: "word"}) == {key: "word"}
-
-
-@pytest.mark.parametrize("value", [3, None, True, 0.5, ("a", 1), [1, "b"], {"a": {"b": [1]}}])
-def test_values_keep_their_types(value: Any) -> None:
-    assert mask_values(value) == value
-    assert type(mask_values(value)) is type(value)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_escaped_texts_are_printable_and_others_unchanged(text: str) -> None:
         assert escape(text) == text
 
 
-@given(st.floats(0, 10**7))
+@given(st.floats(0, 10**4))
 def test_durations_grow(seconds: float) -> None:
     parts = [int(part) for part in duration(seconds).split() if part.isdigit()]
     unit = {"s": 1, "min": 60, "h": 3600}[duration(seconds).split()[1]]

@@ -15,7 +15,6 @@ from mm_ldlm.core import (
     CONTRIBUTORS,
     ConfigurationError,
     Kinds,
-    PositiveInt,
     Registry,
     SamplingError,
     config,
@@ -26,6 +25,7 @@ from mm_ldlm.core import (
     registered,
     to_dict,
 )
+from mm_ldlm.sampling.search import SearchConfig
 
 Refuses = Callable[..., Any]
 
@@ -128,6 +128,7 @@ def test_a_kind_is_found_by_name_entry_point_and_import_path() -> None:
         ({"kind": "shapes_of_a_test:NoArea"}, ("'area'",)),
         ({"kind": "shapes_of_a_test:Plain"}, ("Plain", "config")),
         ({"kind": "shapes_of_a_test:Base"}, ("Base",)),
+        (SearchConfig(), ("'area'", "Shape")),
     ],
 )  # fmt: skip
 def test_what_is_no_kind_is_refused_by_its_path(refuses: Refuses, value: Any, named: tuple[str, ...]) -> None:
@@ -139,15 +140,6 @@ def test_what_is_no_kind_is_refused_by_its_path(refuses: Refuses, value: Any, na
 def test_a_termination_passes_the_code_of_another_package(error: BaseException) -> None:
     with pytest.raises(type(error)), foreign_code(ConfigurationError):
         raise error
-
-
-def test_a_configuration_of_another_group_is_refused() -> None:
-    @config
-    class Other:
-        size: PositiveInt = 1
-
-    with pytest.raises(ConfigurationError, match=r"'area'.*Shape"):
-        parse_kind(SHAPES, Other(), at="x")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,13 @@ from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.compare import Result, compare, keep, load_result, paired_differences, shared, side_by_side
 
 FEW = Bootstrap(100)
-METRICS = {"nll.per_token": 2.0, "nll.per_token.low": 1.9, "nll.per_token.high": 2.1, "nll.exact": 1.0}
+METRICS = {
+    "latent.bits_per_sentence": 9.0,
+    "nll.per_token": 2.0,
+    "nll.per_token.low": 1.9,
+    "nll.per_token.high": 2.1,
+    "nll.exact": 1.0,
+}
 
 
 def likelihood(count: int, *, cost: float = 2.0, first: int = 0, tokens: Any = 5, seed: int = 0) -> pd.DataFrame:
@@ -108,7 +114,8 @@ def test_runs_that_tokenise_differently_are_compared_by_sentence() -> None:
     assert list(found) == ["nats_per_sentence"]
     assert found["nats_per_sentence"]["difference"]["value"] == pytest.approx(0, abs=0.1)
     some = result(tokens=np.array([10, *[5] * 39]))
-    assert list(paired_differences([result()], [some], FEW)["likelihood"]["differences"]) == ["nats_per_sentence"]
+    several = paired_differences([result()] * 2, [result(), some], FEW)["likelihood"]["differences"]
+    assert list(several) == ["nats_per_sentence"]
 
 
 def test_pitfall_46_an_exact_cost_and_an_upper_bound_are_marked() -> None:
@@ -149,5 +156,7 @@ def test_runs_without_shared_sentences_are_refused(refuses: Callable[..., Any]) 
 
 
 def test_the_comparison_is_plain_json() -> None:
-    found = compare(result(), [result("b", seed=1)], FEW)
+    found = compare(result(), [result("b", cost=2.5)], FEW)
+    difference = found["paired"]["b"]["likelihood"]["differences"]["nats_per_token"]["difference"]["value"]
+    assert difference == pytest.approx(-0.5), "ours minus theirs"
     assert json.loads(json.dumps(found, allow_nan=False)) == found

@@ -223,6 +223,7 @@ def test_what_no_machine_can_do_is_refused_before_it_is_begun(model: MMLDLM, ref
     for call in (
         lambda: model.generate(10**5, length=3), lambda: model.invert(np.repeat(LATENTS, 5000, axis=0)),
         lambda: model.invert(LATENTS, search={"candidates": 4, "rounds": 1000}),
+        lambda: model.invert(LATENTS, samples=1000, temperature=1.0),
         lambda: model.interpolate(LATENTS, LATENTS, steps=5000), lambda: model.embed(["w1"] * 100, draws=10_000),
         lambda: model.score(["w1"] * 100, draws=10_000), lambda: make(MMDIT_SMALL, MULTIMODAL, batch_tokens=10**6),
     ):  # fmt: skip

@@ -15,7 +15,7 @@ from mm_ldlm.app.console import encoded
 from mm_ldlm.core import CheckpointError, SamplingError, to_dict
 from mm_ldlm.core.files import write_json
 from mm_ldlm.inference.api import MMLDLM
-from mm_ldlm.inference.calibration import CALIBRATION, Calibration, Curve
+from mm_ldlm.inference.calibration import CALIBRATION, Calibration, Curve, features_of
 from mm_ldlm.inference.exporting import export, source_of
 from mm_ldlm.training.checkpoints.provenance import weights_of
 
@@ -39,6 +39,12 @@ def test_texts_have_probabilities_where_they_are_embedded_again(calibrated: MMLD
     assert {*found.to_frame()} >= COLUMNS
     expected = FITTED.probabilities(found.cosines, found.log_probs)
     np.testing.assert_array_equal(found.p_content_words, expected["content_words"])
+    same, right, content = (
+        curve(features_of(found.cosines, found.log_probs))
+        for curve in (FITTED.up_to_case, FITTED.exact, FITTED.content_words)
+    )
+    assert expected["exact"] == pytest.approx(same * right)
+    assert expected["content_words"] == pytest.approx(same + (1 - same) * content)
     assert FITTED.probabilities([1.0], [0.0])["exact"] == pytest.approx(0.99 * 0.9), "no more than was ever found"
     assert not COLUMNS & {*make().invert(latents, reembed=True).to_frame()}
 
@@ -89,6 +95,9 @@ def test_a_calibration_belongs_to_its_weights_and_is_exported_with_them(run_fold
     for name, use_ema in {"averaged": True, "last": False}.items():
         export(source_of(run_folder, tmp_path / name, use_ema=use_ema), tmp_path / name)
         assert MMLDLM.from_pretrained(tmp_path / name).parts.calibration == (found if use_ema else None)
+    document["weights"]["digest"] = "0" * 32
+    write_json(run_folder / "evaluation" / CALIBRATION, document)
+    assert MMLDLM.from_run(run_folder).parts.calibration is None, "of other weights"
 
 
 @pytest.mark.parametrize(

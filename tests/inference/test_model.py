@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -142,13 +143,8 @@ def test_pitfall_42_a_text_that_is_too_long_is_refused_or_truncated_on_request(m
     truncated = model.embed(["w1", long], too_long="truncate")
     assert np.allclose(truncated.latents, model.embed(["w1", " ".join(["w1"] * 12)]).latents)
 
-    class Short(BagEncoder):
-        max_length = 5
-
-        def count_tokens(self, sentences: Any) -> list[int]:
-            return [len(sentence.split()) for sentence in sentences]
-
-    encoder = Short()
+    encoder = BagEncoder()
+    vars(encoder).update(max_length=5, count_tokens=lambda texts: [len(text.split()) for text in texts])
     short = make(encoder=encoder)
     for call in (short.encode, short.invert, lambda texts: short.neighbours(texts, LATENTS, k=1)):
         with refuses(SamplingError, "13", "5", "[1]", "1 of 2"):
@@ -199,15 +195,6 @@ def test_neighbours_are_those_of_a_full_comparison(model: MMLDLM, refuses: Any) 
 
 
 def test_vectors_of_the_encoder_are_checked(model: MMLDLM) -> None:
-    class Wrong:
-        dim = DIM
-
-        def __init__(self, made: Any) -> None:
-            self.made = made
-
-        def encode(self, sentences: Any) -> Any:
-            return self.made
-
     for made in (LATENTS[:1], LATENTS[:2] * np.nan, LATENTS[:2, :3], torch.ones(2, DIM, device="meta"), None):
         with pytest.raises(SamplingError):
-            make(encoder=Wrong(made)).encode(["w1", "w2"])
+            make(encoder=SimpleNamespace(dim=DIM, encode=lambda sentences, made=made: made)).encode(["w1", "w2"])

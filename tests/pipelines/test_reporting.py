@@ -1,17 +1,24 @@
-"""Nodes of `reporting` on a finished run: results of other weights are refused, and a chosen run stays as it is."""
+"""Nodes of `reporting` on a finished run: results of other weights are refused, and a chosen run stays as it is; and the
+scores of a run that `evaluation` does not replace.
+"""
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
+from tests.evaluation.suites.conftest import parameters
 
 from mm_ldlm.core import EvaluationError
+from mm_ldlm.core.files import write_json
 from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
-from mm_ldlm.evaluation.suites import suites
+from mm_ldlm.evaluation.suites import sections_of_suites, suites
 from mm_ldlm.inference.calibration import CALIBRATION
+from mm_ldlm.pipelines import evaluation as evaluating
 from mm_ldlm.pipelines import reporting as nodes
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 from mm_ldlm.training.checkpoints.reference import CHOSEN
@@ -128,3 +135,26 @@ def test_a_figure_of_data_that_were_not_made_is_left_out(inputs: dict[str, Any])
     assert 'data-plot="plot_lengths"' in report(inputs)[0]
     inputs["plot_lengths"] = {"data": [{"type": "bar", "x": [], "y": []}], "layout": {}}
     assert 'data-plot="plot_lengths"' not in report(inputs)[0]
+
+
+def test_scores_are_replaced_by_those_of_the_same_parameters_and_data_only(
+    inputs: dict[str, Any], finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluating, "load_trained", lambda *given: "loaded")
+    config, metrics = parameters(finished), inputs["metrics_inversion"]
+    given = {name: config[name] for name in ("evaluation", "seed", *sections_of_suites())}
+    given |= {"run": inputs["run"], "runs": tmp_path, "scores": finished / "data/test/08_reporting"}
+    given["dataset"] = SimpleNamespace(fingerprint=metrics[MADE_BY]["dataset"])
+    write_json(tmp_path / "metrics_inversion.json", {**metrics, "skipped": "no latents"})
+    other = {**inputs["run"], "name": "other"}
+    for change in ({}, {"seed": 9, "run": other}, {"seed": 9, "scores": tmp_path}):
+        assert evaluating.load_evaluated(**given | change) == "loaded"
+    changes: list[dict[str, Any]] = [{"seed": 9}, {"dataset": SimpleNamespace(fingerprint="other")}]
+    for suite in suites().values():
+        for section in suite.sections:
+            about = metrics[MADE_BY] | {"parameters": {section: "other"}}
+            write_json(tmp_path / suite.name / f"metrics_{suite.name}.json", {MADE_BY: about})
+            changes.append({"scores": tmp_path / suite.name})
+    for change in (*changes, {"evaluation": replace(config["evaluation"], use_ema=False)}):
+        with pytest.raises(EvaluationError, match="expected the parameters that made these scores"):
+            evaluating.load_evaluated(**given | change)

@@ -18,12 +18,11 @@ from tests.sampling.toys import (
     on,
     rows,
     sample,
-    watching,
 )
 
 from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.schedules import MASK_SCHEDULES
-from mm_ldlm.sampling.ancestral import chosen_log_probs, reverse_process, unmask_by_schedule
+from mm_ldlm.sampling.ancestral import chosen_log_probs, reverse_process
 from mm_ldlm.sampling.denoising import Grid, State
 from mm_ldlm.sampling.registry import text_sampler
 
@@ -90,14 +89,6 @@ def test_skipped_calls_change_no_sample(kind: str, skip: dict[str, bool]) -> Non
     assert torch.equal(plain.calls_per_row, plain.steps.amax(1) + 1), "until the last mask of the text has gone"
 
 
-def test_ddpm_cache_evaluates_each_state_once() -> None:
-    states: list[Any] = []
-    denoise = watching(lambda tokens_AL, t_A: states.append(tuple(tokens_AL[0].tolist())))
-    made = sample("ddpm_cache", denoise, canvas(6), steps=50)
-    assert len(states) == made.model_calls == int(made.calls_per_row[0])
-    assert len(set(states)) == len(states)
-
-
 def test_temperature_and_filters_apply_to_the_estimate_of_the_text() -> None:
     for process in PROCESSES:
         certain, few, plain = (
@@ -112,18 +103,6 @@ def test_the_log_probability_of_a_token_is_that_of_its_word_and_0_for_noise() ->
     log_x0_MV = torch.randn(4, 3).log_softmax(1)
     found = chosen_log_probs(log_x0_MV, torch.tensor([0, 2, 3, MASK]))
     assert found.tolist() == pytest.approx([float(log_x0_MV[0, 0]), float(log_x0_MV[1, 2]), 0.0, 0.0])
-
-
-def test_pitfall_12_times_are_finite_at_both_ends() -> None:
-    times: list[float] = []
-    denoise = watching(lambda tokens_AL, t_A: times.append(float(t_A[0])))
-    for timestep in ("schedule", "mask_ratio"):
-        times.clear()
-        sampler = text_sampler("ancestral", steps=4)
-        unmask_by_schedule(on(denoise, canvas(20)), sampler, timestep=timestep, skip_idle=False)
-        assert times[0] == pytest.approx(1.0, abs=1e-3)
-        assert times == sorted(times, reverse=True)
-        assert times[-1] > 0
 
 
 # -- times of the denoising loop ---------------------------------------------------------------------------------------

@@ -84,13 +84,6 @@ def test_pitfall_12_finite_at_both_ends(name, schedule, parameterisation):
         assert out.abs().max() < 20
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", KINDS)
-def test_one_point_of_data_is_found_exactly(name, schedule):
-    denoise, _ = toy(schedule, mean=0.7, std=0.0)
-    assert torch.allclose(run(name, denoise, start(), steps=4, t_max=1.0), torch.full((64, 3), 0.7).double())
-
-
 def error(name, schedule, steps):
     denoise, exact = toy(schedule)
     x = start()
@@ -191,12 +184,3 @@ def test_eps_models_are_refused_where_no_signal_is_left():
         latent_sampler("ddim", steps=3).sample(denoise, dim=2, generator=rows(1))
     out = latent_sampler("ddim", steps=30, t_max=0.98).sample(denoise, dim=2, generator=rows(200))
     assert abs(float(out.latents.mean()) - 0.7) < 0.1
-
-
-def test_the_mean_of_draws_is_their_mean():
-    denoise, _ = toy("cosine")
-    out = latent_sampler("ddpm", steps=5, draws=4).sample(denoise, dim=4, generator=rows(5))
-    assert out.draws.shape == (4, 5, 4)
-    assert torch.allclose(out.draws.mean(0), out.latents)
-    assert out.draws.std(0).min() > 0
-    assert out.model_calls == 20

@@ -39,12 +39,14 @@ def together(denoise, tokens, generator, *, draw=None, **latent):
     return joint.together(canvas, dim=2, draw=draw or Draw(), latent=sampler)
 
 
-@pytest.mark.parametrize("t_max", [1.0, 0.6])
-def test_together_takes_both_modalities_down_one_grid(t_max):
+@pytest.mark.parametrize(("t_max", "learned"), [(1.0, False), (0.6, True)])
+def test_together_takes_both_modalities_down_one_grid(t_max, learned):
     received = []
-    text, latent = together(denoiser(received), canvas(6, 3), rows(2), steps=4, t_max=t_max)
+    denoise = replace(denoiser(received), self_condition=learned)
+    text, latent = together(denoise, canvas(6, 3), rows(2), steps=4, t_max=t_max)
     assert [float(t[0]) for t, *_ in received] == pytest.approx([t_max, 0.75 * t_max, 0.5 * t_max, 0.25 * t_max])
-    assert all(previous is None for *_, previous in received), "only a model that was trained on it gets one"
+    estimated = [previous is not None for *_, previous in received]
+    assert estimated == [False, *[learned] * 3], "only a model that was trained on it gets one"
     assert text.model_calls == latent.model_calls == 4
     assert (text.tokens[0] < 2).all()
     assert text.tokens[1, 3:].eq(PAD).all()
@@ -60,18 +62,15 @@ def test_together_gives_texts_and_latents_that_belong_together():
     assert agree.float().mean() > 0.95
 
 
-def test_together_does_not_depend_on_its_batch_and_obeys_its_options():
+def test_together_does_not_depend_on_its_batch_and_obeys_its_draw():
     whole = together(denoiser(), canvas(6, 3, 5), rows(3), steps=4)
     alone = together(denoiser(), canvas(5), rows(3).select(torch.tensor([2])), steps=4)
     assert torch.equal(whole[0].tokens[2, :5], alone[0].tokens[0])
     assert torch.allclose(whole[1].latents[2], alone[1].latents[0])
-
-    def run(**more):
-        return together(denoiser(), canvas(*[6] * 20), rows(20), **({"steps": 4} | more))
-
-    for changes in ({"eta": 1.0}, {"steps": 9}, {"t_max": 0.8}, {"draw": Draw(temperature=0.0)}):
-        other = run(**changes)
-        assert not torch.equal(other[0].tokens, run()[0].tokens) or not torch.equal(other[1].latents, run()[1].latents)
+    cold, warm = (
+        together(denoiser(), canvas(*[6] * 20), rows(20), steps=4, draw=Draw(temperature=t)) for t in (0.0, 1.0)
+    )
+    assert not torch.equal(cold[0].tokens, warm[0].tokens)
 
 
 def test_the_latent_has_the_marginal_of_every_time():

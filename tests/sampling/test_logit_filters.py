@@ -8,6 +8,7 @@ from scipy.stats import chisquare
 from tests.sampling.toys import HEAD, PROCESSES, build, on
 
 from mm_ldlm.core import ConfigurationError, SamplingError
+from mm_ldlm.diffusion import distributions
 from mm_ldlm.diffusion.distributions import forbid_, normalise_
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.sampling.denoising import TextDenoiser
@@ -51,11 +52,14 @@ def test_top_k_and_top_p_truncate_the_distribution():
     _fits(_frequencies(Draw(top_p=1e-6)), DISTRIBUTION * torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0]))
 
 
-def test_rare_words_are_reached_in_float64():
+def test_rare_words_are_reached_in_float64_also_in_parts(monkeypatch):
     """A float32 uniform has no value between 1 − 2⁻²⁴ and 1, so a word of probability 1e-9 would never be drawn."""
-    distribution = torch.tensor([[1 - 1e-9, 1e-9]], dtype=torch.float64).log().float()
-    assert draw_tokens(distribution, torch.tensor([1 - 1e-10], dtype=torch.float64), Draw()).item() == 1
-    assert draw_tokens(distribution, torch.tensor([1 - 1e-8], dtype=torch.float64), Draw()).item() == 0
+    monkeypatch.setitem(distributions._PART, True, 2)
+    log_probs_MV = torch.tensor([[1 - 1e-9, 1e-9]] * 2, dtype=torch.float64).log().float()
+    assert draw_tokens(log_probs_MV, torch.tensor([1 - 1e-8, 1 - 1e-10], dtype=torch.float64), Draw()).tolist() == [
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-30, 9e-5, 1.1e4, 1e30, -1.0, float("nan")])
@@ -120,7 +124,7 @@ def test_the_guided_estimate_of_a_text_has_both_sides(process, scale):
     canvas_BL, scored_BL = torch.tensor([[8, 1, 8], [8, 8, 4]]), torch.tensor([[False] * 3, [True, True, False]])
     t_B, rows_A = torch.tensor([0.25, 0.5]).double(), torch.tensor([1])
     noisy_M, t_M = canvas_BL[1, :2], t_B[[1, 1]]
-    asked = []
+    asked, seen = [], []
 
     def logits(side):
         def call(tokens_AL, t_A, rows_A, at_AL):
@@ -134,7 +138,8 @@ def test_the_guided_estimate_of_a_text_has_both_sides(process, scale):
 
     def guide(**more):
         denoise = TextDenoiser(logits=logits(0), **more)
-        return on(denoise, canvas_BL, process).guided_log_x0(canvas_BL, t_B, rows_A, scored_BL, guidance=scale)
+        made = on(denoise, canvas_BL, process, observe=lambda *step: seen.append(step))
+        return made.guided_log_x0(canvas_BL, t_B, rows_A, scored_BL, guidance=scale)
 
     if scale != 1.0:
         with pytest.raises(SamplingError, match=f"guidance {scale}"):
@@ -149,3 +154,4 @@ def test_the_guided_estimate_of_a_text_has_both_sides(process, scale):
     else:
         expected_MV = guide_log_probs(log_x0(both[0]), log_x0(both[1]), scale=scale)
     assert torch.allclose(found_MV.exp(), expected_MV.exp(), atol=1e-5)
+    assert seen == [(canvas_BL, scored_BL, found_MV)]

@@ -1,4 +1,4 @@
-"""What every registered sampler promises, whatever family it comes from, and what a length is."""
+"""What every registered sampler promises, whatever family it comes from."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -9,8 +9,7 @@ import pytest
 import torch
 from tests.sampling.toys import PROCESSES, build, canvas, conforms, context, on, overfit, rebuilds
 
-from mm_ldlm.core import ConfigurationError, SamplingError, check, to_dict
-from mm_ldlm.sampling.limits import Length
+from mm_ldlm.core import ConfigurationError, SamplingError, to_dict
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, default_text_sampler, latent_sampler, text_sampler
 
 RESULTS = ("tokens", "log_probs", "steps", "calls_per_row")
@@ -132,12 +131,3 @@ def test_the_default_sampler_of_a_process_fits_it(name: str) -> None:
     texts_BL = torch.arange(8)[None].repeat(2, 1)
     sample = default_text_sampler(process, conditional=True).sample(on(overfit(texts_BL), canvas(8, 8), process))
     assert torch.equal(sample.tokens, texts_BL)
-
-
-# -- lengths of texts in requests --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("wrong", [0, -3, 1.5, True, "", "top-3", "argmax ", "5", None, [3], 10**40])
-def test_nothing_else_is_a_length(wrong: Any) -> None:
-    with pytest.raises(SamplingError, match="length"):
-        check(wrong, Length, name="length")

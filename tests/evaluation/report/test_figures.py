@@ -37,7 +37,7 @@ def line(label: str, calls: float, *, searches: bool = False) -> dict[str, Any]:
 
 
 def test_quality_against_calls_shows_the_intervals_and_the_reference() -> None:
-    lines = [line("two", 8), line("one", 2), line("search", 4, searches=True)]
+    lines = [line("two", 3), line("one", 2), line("search", 4, searches=True)]
     figure = figures.calls(lines)
     assert [trace.name for trace in figure.data] == ["model", "search with the encoder"]
     assert list(figure.data[0].text) == ["one", "two"]

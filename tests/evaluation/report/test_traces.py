@@ -21,6 +21,7 @@ def test_the_page_contains_its_traces_and_no_word_leaves_its_place(text: str) ->
     page = trace_page(found, title=text)
     embedded = re.search(r'<script type="application/json" id="traces">(.*?)</script>', page, re.DOTALL)
     assert json.loads(embedded[1]) == json.loads(json.dumps(played(found)))
+    assert [each["calls"] for each in json.loads(embedded[1])] == found.model_calls.tolist()
     assert f"<h3>{html.escape(text, quote=False)}</h3>" in page
     assert not re.search(
         r"https?:(?!..www.w3.org)|<link rel=.stylesheet|<script src|@import|<img", page.replace(embedded[0], "")

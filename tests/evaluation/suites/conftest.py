@@ -70,14 +70,15 @@ def evaluation(write_dataset: Any, tmp_path: Path) -> Evaluation:
     dataset = write_dataset(tmp_path, texts, splits, latents=BagEncoder().encode(texts))
     held, model = held_out(dataset, count=12, seed=0, split="test"), make()
     made = model.invert(held.latents, samples=2, temperature=1.0, length="sample", keep="all")
-    table = made.to_frame().assign(id=np.repeat(held.ids, 2), tokens=made.tokens, cosine=np.nan)
+    table = made.to_frame().assign(id=np.repeat(held.ids, 2), tokens=made.tokens, cosine=[np.nan, 0.5, 0.5] * 8)
     free = model.generate(24)
     samples = {
         "l2t": pd.concat([table, table[:1].assign(id=None)]),
         "unconditional": pd.DataFrame({"text": [*free.texts[:-1], " "], "tokens": free.tokens}),
     }
     points = [
-        SweepPoint(label=kind, sampler=text_sampler(kind, steps=2, temperature=1.0)) for kind in ("random", "ancestral")
+        SweepPoint(label=kind, sampler=text_sampler(kind, steps=2, temperature=1.0), length=length)
+        for kind, length in (("random", 4), ("ancestral", "argmax"))
     ]
     points.append(SweepPoint(label="search", sampler=points[0].sampler, search=SearchConfig(candidates=2)))
     config = EvaluationConfig(

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.evaluation.suites.conftest import Run
+from tests.inference.runs import EXACT, WORD_TABLE, write_run
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.data.held_out import held_out, texts_of_split
@@ -22,6 +23,7 @@ from mm_ldlm.evaluation.suites.generation import (
     Generation,
     attested_bigrams,
     diversity,
+    judge_of,
     memorised,
     self_bleu,
 )
@@ -103,6 +105,17 @@ def test_texts_that_are_not_empty_are_compared_with_as_many_held_out_ones_as_the
         attested = attested_bigrams([texts], texts_of_split(evaluation.dataset, "train"))[0]
         assert found[side].pop("attested_bigrams")["value"] == pytest.approx(attested.mean())
         assert found[side] == diversity([*rows], seed=3)
+
+
+def test_a_run_scores_texts_up_to_the_length_that_it_reads(tmp_path: Path) -> None:
+    judge = judge_of(
+        GenerationConfig(causal_model=str(write_run(tmp_path / "run", model=WORD_TABLE, objective=EXACT))), device="cpu"
+    )
+    nll, count = judge.nll(["w1 w2", "w3 " * 40])
+    assert nll == pytest.approx(judge.model.score(["w1 w2", "w3 " * 12]).nll)
+    assert count.tolist() == [2, 12]
+    with pytest.raises(EvaluationError, match="exact likelihoods"):
+        judge_of(GenerationConfig(causal_model=str(write_run(tmp_path / "other"))), device="cpu")
 
 
 def test_a_causal_model_that_is_not_here_is_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:

@@ -125,7 +125,7 @@ def test_the_numbers_are_those_of_the_sentences_that_the_seed_draws(evaluation: 
     assert rows["cosine"].tolist() == pytest.approx((model.encode(best["text"].tolist()) * held.latents).sum(axis=1))
     part = held.some(5, seed=3)
     for line, point in zip(found["sweep"], given.config.inversion.sweep, strict=True):
-        made = model.invert(part.latents, sampler=point.sampler, search=point.search, seed=3)
+        made = model.invert(part.latents, sampler=point.sampler, length=point.length, search=point.search, seed=3)
         assert line["model_calls"] == made.model_calls.mean()
         assert line["cosine"]["value"] == pytest.approx((model.encode(made.texts) * part.latents).sum(axis=1).mean())
         assert line["reference"] == "search"
@@ -136,11 +136,14 @@ def test_the_numbers_are_those_of_the_sentences_that_the_seed_draws(evaluation: 
     assert [(line["label"], line["reference"]) for line in sweep(part, alone)] == [
         ("random", "ancestral"), ("ancestral", "ancestral")
     ]  # fmt: skip
+    first = replace(given.config, inversion=replace(given.config.inversion, reference="random"))
+    assert {line["reference"] for line in sweep(part, replace(given, config=first))} == {"random"}
 
 
 def test_few_exact_matches_have_no_ratio_and_wrong_outputs_are_memorised_by_themselves() -> None:
     hits = pd.DataFrame({"exact": [True] * 7 + [False] * 3})
     assert exact_ratio(hits, hits, FEW) is None
+    assert exact_ratio(hits, hits.assign(exact=True), FEW)["value"] == pytest.approx(0.7)
     found = memorisation(["a", "b", "c"], ["a", "x", "c"], ["B", "c"])
     assert found == pytest.approx({"outputs": 2 / 3, "wrong_outputs": 1, "wrong": 1, "references": 1 / 3})
 
