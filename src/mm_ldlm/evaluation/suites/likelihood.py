@@ -138,12 +138,14 @@ class Likelihood(Suite):
         unit = "token" if same else "sentence"
         names = {"nll": "nats", "nll_given_latent": "nats_given_latent"}
         return {
-            f"{name}_per_{unit}": lambda rows, column=column: (
-                ratio_of_counts(rows[column], rows["tokens"]) if same else mean_of_counts(rows[column])
-            )
+            f"{name}_per_{unit}": partial(_cost_per, unit, column)
             for column, name in names.items()
             if all(column in rows for rows in tables)
         }
+
+
+def _cost_per(unit: str, column: str, rows: pd.DataFrame) -> Statistic:
+    return ratio_of_counts(rows[column], rows["tokens"]) if unit == "token" else mean_of_counts(rows[column])
 
 
 def _summary(scores: Scores, texts: Sequence[str]) -> Metrics:
