@@ -79,17 +79,21 @@ RUN = (
     f"By default the newest run in the folder {RUNS}, or {DEFAULT} if there is none."
 )
 """Help of the run of a command"""
-COMMON = (
+LOADING = (
     click.Option(["--run"], type=click.Path(), help=RUN),
     click.Option(["--checkpoint"], default="latest", show_default=True, help="latest, best or a step of the run."),
-    click.Option(
-        ["--encoder"],
-        help="Encoder of texts for a run that has none: a name such as minilm, or its parameters as {kind: …, …}.",
-    ),
     click.Option(["--device"], help="cpu, cuda or cuda:N; by default the first GPU if there is one."),
     click.Option(
         ["--precision"], type=click.Choice(get_args(Precision)), default="fp32", show_default=True,
-        help="auto: bf16 if the device is faster with it.",
+        help="auto: bf16 if the device is faster with it. With bf16 an answer may depend on its batch.",
+    ),
+)  # fmt: skip
+"""Options of the commands that load one run"""
+COMMON = (
+    *LOADING,
+    click.Option(
+        ["--encoder"],
+        help="Encoder of texts for a run that has none: a name such as minilm, or its parameters as {kind: …, …}.",
     ),
     click.Option(["-o", "--output"], type=click.Path(), help="File of the results; by default standard output."),
     click.Option(

@@ -7,22 +7,20 @@ from typing import Any, get_type_hints
 
 import click
 
-from mm_ldlm.app.console import RUN, listen, messages_only
-from mm_ldlm.core import ConfigurationError, parse
+from mm_ldlm.app.console import LOADING, listen, messages_only
+from mm_ldlm.core import ConfigurationError, Precision, parse
 from mm_ldlm.extras.service.requests import Limits
 from mm_ldlm.inference.files import run_of
 
 
-@click.command("serve")
-@click.option("--run", help=RUN)
-@click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step of the run.")
-@click.option("--device", help="cpu, cuda or cuda:N; by default the first GPU if there is one.")
+@click.command("serve", params=[*LOADING])
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all addresses.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 chooses a free one.")
 @click.option("--key-variable", help="Name of the environment variable with the key that requests have to send.")
 def serve(
-    run: str | None, checkpoint: str, device: str | None, host: str, port: int, key_variable: str | None, **limits: Any
-) -> None:
+    run: str | None, checkpoint: str, device: str | None, precision: Precision, host: str, port: int,
+    key_variable: str | None, **limits: Any,
+) -> None:  # fmt: skip
     """Serve a run over HTTP: its requests, and embeddings in the convention of OpenAI.
 
     The page /docs explains every request. Ctrl-C or SIGTERM stops the service after the requests that it has received.
@@ -40,7 +38,7 @@ def serve(
         from mm_ldlm.inference.api import MMLDLM
 
         listener = listen(host, port)
-        model = MMLDLM.from_run(run_of(run), checkpoint=checkpoint, device=device)
+        model = MMLDLM.from_run(run_of(run), checkpoint=checkpoint, device=device, precision=precision)
     host, port = listener.getsockname()[:2]
     click.echo(f"{model!r}\nhttp://{f'[{host}]' if ':' in host else host}:{port}/docs explains the requests.", err=True)
     logging.getLogger("mm_ldlm.inference").setLevel(logging.ERROR)  # its warnings quote the texts of clients
