@@ -24,8 +24,6 @@ def test_numbers_have_their_distribution(dtype: torch.dtype) -> None:
     assert stats.kstest(uniform, "uniform").pvalue > 1e-3
     assert uniform.min() > 0
     assert uniform.max() < 1
-    normal = generator(3, 500).normal(400, dtype=dtype).flatten().double().numpy()
-    assert stats.kstest(normal, "norm").pvalue > 1e-3
     assert generator(3).normal(5).dtype == torch.float32
 
 

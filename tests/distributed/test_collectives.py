@@ -9,8 +9,6 @@ import torch
 from tests.distributed.ranks import leaves_work, reports, tensors
 from tests.forked import run_forked
 
-from mm_ldlm.distributed import collectives
-
 
 @pytest.fixture(scope="module", params=[2, 3])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
@@ -50,13 +48,6 @@ def test_gradients_of_a_part_of_the_sum_become_those_of_the_whole_sum(
         model(torch.randn(4, 3, generator=torch.Generator().manual_seed(number))).sum().backward()
     for p, grad in zip(model.parameters(), found[0][strategy], strict=True):
         torch.testing.assert_close(torch.tensor(grad), p.grad.flatten())
-
-
-def test_a_single_process_keeps_its_values() -> None:
-    value = torch.tensor([1.0, 2.0])
-    assert collectives.sum_(value) is value
-    assert collectives.gather("x") == ["x"]
-    collectives.barrier()
 
 
 def test_a_rank_ends_whatever_it_has_left_behind(tmp_path: Path) -> None:

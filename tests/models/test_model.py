@@ -52,13 +52,9 @@ def at_texts(found: dict[str, Tensor], valid_BL: Tensor) -> dict[str, Tensor]:
     return {name: x[:, :L][valid_BL] if x.ndim == 3 else x for name, x in found.items()}
 
 
-# -- the start ----------------------------------------------------------------------------------------------------------
-
-
-@each_transformer
-def test_pitfall_02_every_block_is_the_identity_at_the_start(kind: str, options: dict[str, Any]) -> None:
-    """And all words are equally probable, so that the first loss is the logarithm of their number."""
-    model, seen = model_of(kind, options, stirred=False), []
+def identities(model: Any) -> list[bool]:
+    """Whether each block that the model calls from now on returns the text stream that it is given."""
+    seen: list[bool] = []
 
     def remember(block: Any, given: tuple[Any, ...], out: Any) -> None:
         before, after = ((x if isinstance(x, Tensor) else x[0]) for x in (given[0], out[0]))
@@ -66,6 +62,17 @@ def test_pitfall_02_every_block_is_the_identity_at_the_start(kind: str, options:
 
     for block in model.blocks:
         block.register_forward_hook(remember)
+    return seen
+
+
+# -- the start ----------------------------------------------------------------------------------------------------------
+
+
+@each_transformer
+def test_pitfall_02_every_block_is_the_identity_at_the_start(kind: str, options: dict[str, Any]) -> None:
+    """And all words are equally probable, so that the first loss is the logarithm of their number."""
+    model = model_of(kind, options, stirred=False)
+    seen = identities(model)
     found = answers(model, random_batch())
     assert seen == [True] * len(model.blocks)
     assert not bool(found["logits"][found["logits"].isfinite()].any())
@@ -239,9 +246,11 @@ def test_dropout_acts_in_training_only(kind: str, options: dict[str, Any]) -> No
     model, batch = model_of(kind, {**options, "dropout": 0.5}), random_batch()
     first, second, plain = (answers(each, batch) for each in (model, model, model_of(kind, options)))
     assert all(torch.equal(first[name], second[name]) and torch.equal(first[name], plain[name]) for name in first)
-    model.train()
-    first, second = answers(model, batch), answers(model, batch)
-    assert any(not torch.allclose(first[name], second[name], atol=1e-3) for name in first)
+    nothing = model_of(kind, {**options, "dropout": 1.0}).train()
+    seen = identities(nothing)
+    found = answers(nothing, batch)
+    assert any(not torch.allclose(found[name], plain[name], atol=1e-3) for name in plain)
+    assert all(seen) or not isinstance(nothing.config, TransformerOptions), "every layer of a block is dropped"
 
 
 @each_transformer

@@ -247,11 +247,3 @@ def test_a_copy_under_another_name_can_be_used_but_is_not_the_latest(tmp_path: P
     flip(directory / "mine" / "model.safetensors")
     with pytest.raises(CheckpointError, match="damaged"):
         folder.find(directory / "mine")
-
-
-def test_a_folder_that_cannot_be_copied_leaves_the_old_checkpoints(tmp_path: Path, refuses: Callable[..., Any]) -> None:
-    directory = run_of(tmp_path, 2)
-    with refuses(CheckpointError, "gone", name_of(4)):
-        write(directory, 4, tmp_path / "gone")
-    assert folder.find(directory).name == name_of(2)
-    assert not list(directory.glob(".tmp*"))
