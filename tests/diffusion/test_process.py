@@ -61,18 +61,6 @@ def test_pitfall_09_pads_are_never_touched_never_scored_and_cost_nothing(kind: s
 
 
 @each_process
-def test_pitfall_05_the_noise_of_a_text_does_not_depend_on_its_batch(kind: str, options: dict[str, Any]) -> None:
-    process, (tokens_BL, valid_BL) = process_of(kind, options), texts(9)
-    t_B = torch.linspace(0.1, 0.9, 9)
-    whole_BL = process.corrupt(tokens_BL, valid_BL, t_B, rows(9))
-    for row in range(9):
-        one, kept = slice(row, row + 1), int(valid_BL[row].sum())
-        generator = rows(9).select(torch.tensor([row]))
-        alone_1l = process.corrupt(tokens_BL[one, :kept], valid_BL[one, :kept], t_B[one], generator)
-        assert torch.equal(alone_1l[0], whole_BL[row, :kept])
-
-
-@each_process
 def test_noise_begins_at_the_text_grows_and_ends_at_the_prior(kind: str, options: dict[str, Any]) -> None:
     process, count = process_of(kind, options), 20_000
     tokens_BL = torch.full((count, 1), int(WORDS[1]))

@@ -100,6 +100,7 @@ def test_numbers_are_pinned() -> None:
 def test_a_normal_number_is_the_quantile_of_the_uniform_number_of_the_same_draw(shape: tuple[int, ...]) -> None:
     uniform, normal = generator(9).uniform(*shape), generator(9).normal(*shape, dtype=torch.float64)
     torch.testing.assert_close(torch.special.ndtr(normal), uniform)
+    assert torch.equal(generator(9).normal(*shape), normal.float())
     narrow = generator(9).uniform(*shape, dtype=torch.float32)
     assert float((uniform - narrow.double()).abs().max()) <= 2.0**-24, "the same number with fewer bits"
 

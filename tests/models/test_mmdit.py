@@ -106,6 +106,7 @@ def test_tables_start_at_the_encoders_vectors() -> None:
     """Centred, with deviation 0.1; [PAD] and [MASK], which the encoder does not know, stay random."""
     vectors_Vd = torch.randn(SHAPE.vocab_size, SHAPE.dim("latents")) * 5 + 3
     model = encoder_model(vectors_Vd.half())
+    assert model.text_embedding.known(torch.arange(SHAPE.vocab_size), SHAPE).nonzero()[:, 0].tolist() == SHAPE.word_ids
     table = model.text_embedding.table.weight.detach()
     words, centred = SHAPE.word_ids, vectors_Vd.half().float() - vectors_Vd.half().float().mean(0)
     torch.testing.assert_close(table[words], (centred * 0.1 / centred.std())[words], rtol=1e-3, atol=1e-6)

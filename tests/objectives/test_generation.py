@@ -179,19 +179,6 @@ def test_a_model_answers_without_dropout_and_gradients_and_is_then_as_before(tra
     assert model[1].training == training
 
 
-def test_what_a_model_does_not_provide_is_refused() -> None:
-    made = GenerativeModel(torch.nn.Linear(1, 1), SHAPE)
-    tokens, draw = torch.ones(1, 2, dtype=torch.long), RowGenerator(0, torch.arange(1))
-    for request in (
-        lambda: made.default_sampler(conditional=True),
-        lambda: made.likelihood(tokens, latents_Bd=None, draws=1, generator=draw),
-        lambda: made.length_log_probs(None, rows=1),
-        lambda: made.latents_given_texts(tokens, sampler=DDIM, generator=draw),
-    ):
-        with pytest.raises(SamplingError):
-            request()
-
-
 def test_every_token_is_predicted_from_the_other_half_of_its_text() -> None:
     options = {"process": {"kind": "absorbing", "schedule": {"kind": "cosine"}}}
     root, batch, seen, times = root_of("multimodal", options, stirred=False), random_batch(), [], []

@@ -60,7 +60,8 @@ def test_losses_are_sums_and_counts_and_the_trained_ones_alone_have_gradients(
 ) -> None:
     root, batch = root_of(kind, options), random_batch(filling=1)
     before = {name: value.clone() for name, value in batch.tensors.items()}
-    assert {value.device.type for value in batch.to(torch.device("meta")).tensors.values()} == {"meta"}
+    moved = batch.to(torch.device("meta")).tensors
+    assert {moved[name].device.type for name in (*before, *batch.fields)} == {"meta"}
     state = torch.random.get_rng_state()
     limits = {"tokens": batch.global_tokens, "examples": batch.global_size}
     for step_kind in root.objective.kinds:

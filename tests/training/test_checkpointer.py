@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from mm_ldlm.data.store.fingerprint import file_sha256
 from mm_ldlm.training import loop
 from mm_ldlm.training.checkpoints import folder
 from mm_ldlm.training.checkpoints.reference import MARKER, pointed
+from mm_ldlm.training.checkpoints.weights import identity_of
 
 NAME = "step-00000004"
 
@@ -56,6 +58,16 @@ def rewrite(file: Path, change: Callable[[Any], None]) -> None:
     marker = json.loads((file.parent / MARKER).read_text())
     marker["files"][file.name] = {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
     (file.parent / MARKER).write_text(json.dumps(marker))
+
+
+def test_a_run_is_identified_by_every_store_that_its_outputs_depend_on() -> None:
+    objective: Any = SimpleNamespace(kind="mine", identity={}, stores=("clusters",))
+    own = dict.fromkeys(("tokenizer", "normaliser", "encoder", "clusters", "sounds_normaliser"), "digest")
+    found = identity_of(
+        model=task.spec().model, shape=task.SHAPE, objective=objective, fingerprints=own | {"index": "x"}
+    )
+    assert found.keys() == {"model", "shape", "objective", *own}
+    assert own.items() <= found.items()
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -36,6 +36,8 @@ def test_a_finished_run_continues_to_higher_limits_and_is_not_that_of_other_para
     assert trains(60.5, max_minutes=2)
     assert trains(60.5)
     assert not trains(60.5, step=4)
+    assert trains(60.5, launch={"nodes": 2, "job": "ours"})
+    assert launched[0]["config"].job == "ours"
     with refuses(ConfigurationError, "training.run_name", "mine"):
         trains(60.5, max_minutes=1, optimizer={"lr": 0.5, "warmup_steps": 0})
     monkeypatch.setattr(session, "launch", lambda *_, **keys: write_status(runs / "mine", "stopped", 3))
