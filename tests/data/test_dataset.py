@@ -55,16 +55,6 @@ def test_a_dataset_reads_what_it_names_wherever_it_is_moved(made: Dataset, tmp_p
         assert found.lengths(split).tolist() == [len(TEXTS[row].split()) for row in rows]
 
 
-def test_only_what_is_used_is_opened(made: Dataset) -> None:
-    for name in ("records", "latents"):
-        shutil.rmtree(made.folder(name))
-    found = Dataset.open(made.directory)
-    assert len(found.index) == 20
-    for name in ("records", "latents"):
-        with pytest.raises(StoreError, match=str(made.folder(name))):
-            found.require(name)
-
-
 def test_stores_that_are_named_through_a_link_are_found_where_they_are(made: Dataset, tmp_path: Path) -> None:
     (tmp_path / "deep" / "er").mkdir(parents=True)
     link = tmp_path / "deep" / "er" / "link"

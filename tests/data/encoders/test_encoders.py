@@ -18,6 +18,8 @@ from tests.data.encoders.tiny import folder_of, plain_modules
 from mm_ldlm.core import EncoderError
 from mm_ldlm.data.encoders import REGISTRY, LocalEncoderConfig, load_encoder, transformer
 from mm_ldlm.data.encoders.transformer import TransformerEncoder
+from mm_ldlm.distributed import device
+from mm_ldlm.models.defaults import plain_defaults
 
 NAMES = [*REGISTRY, "library"]
 SENTENCES = ["the cat sat on the mat .", "a", "it is", "the red dog ran in the blue house ! it was green ?", "The Cat",
@@ -85,6 +87,12 @@ def test_an_unusual_bert_has_the_vectors_of_transformers(file: str, change: dict
     np.testing.assert_allclose(encoder_of("minilm", path=str(folder)).encode(SENTENCES), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["e5", "library"])
+def test_pitfall_17_a_prompt_precedes_every_sentence(name: str) -> None:
+    found, expected = encoder_of(name, prompt="one two ").encode(["the cat"]), encoder_of(name, prompt="")
+    np.testing.assert_allclose(found, expected.encode(["one two the cat"]), atol=1e-6)
+
+
 @pytest.mark.parametrize(("name", "dim"), [("qwen3", 32), ("library", 5)])
 def test_pitfall_17_a_cut_vector_is_normalised_again(name: str, dim: int) -> None:
     found = encoder_of(name, truncate_dim=dim).encode(SENTENCES)
@@ -139,8 +147,10 @@ def test_lanes_change_no_bit() -> None:
 
 def test_a_forked_process_encodes_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """More threads would wait for ever for those that did not survive the fork."""
-    encoder, used = encoder_of("minilm"), list[int]()
-    encoder.lanes, encoder.threads, forward = 1, 2, encoder.forward
+    monkeypatch.setattr(device, "SMALL", 0)  # a large model takes all threads
+    with plain_defaults(2):
+        encoder, used = encoder_of("minilm"), list[int]()
+    encoder.lanes, forward = 1, encoder.forward
     monkeypatch.setattr(encoder, "forward", lambda *batch: (used.append(torch.get_num_threads()), forward(*batch))[1])
     encoder.encode(SENTENCES)
     monkeypatch.setattr("os.getpid", lambda: -1)
@@ -148,8 +158,9 @@ def test_a_forked_process_encodes_with_one_thread(monkeypatch: pytest.MonkeyPatc
     assert used == [2, 1]
 
 
-def test_half_precision_computes_in_it_and_gives_float32() -> None:
-    found, exact = encoder_of("minilm", dtype="bfloat16"), encoder_of("minilm")
+@pytest.mark.parametrize("name", ["minilm", "library"])
+def test_half_precision_computes_in_it_and_gives_float32(name: str) -> None:
+    found, exact = encoder_of(name, dtype="bfloat16"), encoder_of(name)
     assert next(found.model.parameters()).dtype == torch.bfloat16
     difference = np.abs(found.encode(SENTENCES) - exact.encode(SENTENCES)).max()
     assert (found.encode(SENTENCES).dtype, 0 < difference < 0.1) == (np.float32, True)

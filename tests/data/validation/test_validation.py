@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,9 +27,9 @@ from mm_ldlm.data.corpus.tokens import tokenize_records
 from mm_ldlm.data.encoders import LocalEncoderConfig
 from mm_ldlm.data.features import Inputs
 from mm_ldlm.data.latents.normaliser import NormaliserConfig
-from mm_ldlm.data.latents.store import Latents, LatentStore
+from mm_ldlm.data.latents.store import Latents, LatentStore, TokenVectors
 from mm_ldlm.data.latents.store import schema as latent_schema
-from mm_ldlm.data.store import ShardStore, write_store
+from mm_ldlm.data.store import Shard, ShardStore, write_store
 from mm_ldlm.data.validation import checks
 from mm_ldlm.data.validation.checks import DATA_CHECKS, DataCheck, Subject
 from mm_ldlm.data.validation.findings import Finding, ValidationConfig, enforce, plain
@@ -62,6 +63,7 @@ class Stores:
     encoder: LocalEncoderConfig
     limits: Callable[..., ValidationConfig] = LIMITS
     registered: Registry = NONE
+    seed: int = 0
 
     def opened(self, name: str) -> ShardStore:
         return (LatentStore if name == "latents" else ShardStore).open(self.root / name, name)
@@ -81,10 +83,10 @@ class Stores:
         made = {"latents": self.opened("latents")} if latents else {}
         return Inputs(self.opened("records"), self.opened("tokens"), TOKENIZER, made)
 
-    def validate(self, inputs: Inputs | None = None, **limits: Any) -> Outcome:
+    def validate(self, inputs: Inputs | None = None, plan: Any = None, **limits: Any) -> Outcome:
         inputs = inputs or self.inputs()
-        sections = {"encoder": self.encoder, "validation": self.limits(**limits), "seed": 0}
-        plan = {name: Latents(NormaliserConfig()) for name in inputs.features}
+        sections = {"encoder": self.encoder, "validation": self.limits(**limits), "seed": self.seed}
+        plan = plan or {name: Latents(NormaliserConfig()) for name in inputs.features}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(checks, "DATA_CHECKS", self.registered)
             patch.setattr(checks, "_ROWS", 7)
@@ -213,21 +215,35 @@ class FirstRows(DataCheck):
     """A check of another package, which refuses the first rows."""
 
     def findings(self, subject: Subject) -> Iterator[Finding]:
-        rows = np.arange(4 if subject.config.on_leakage == "remove" else 5)
+        rows = np.arange(subject.sections["seed"])
         self.statistics = {"rows": len(rows)}
         yield Finding("warning", "first", "These are zero vectors.", failing=rows)
 
 
-@pytest.mark.parametrize("count", [4, 5])
-def test_a_run_stops_if_too_many_rows_fail(pristine: Stores, count: int) -> None:
+class Refusing(Latents):
+    def check(self, store: ShardStore, records: ShardStore) -> Iterator[Finding]:
+        yield Finding("warning", "refused", "These texts have no sound.", failing=np.arange(ROWS - 9, ROWS))
+
+
+@pytest.mark.parametrize("count", [4, 5, 30])
+def test_a_run_stops_if_too_many_rows_fail(
+    pristine: Stores, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a feature refuses does not count; a feature of words has other rows; an encoder may recognise itself."""
     registry = dataclasses.replace(pristine.registered, core={"first": f"{__name__}:FirstRows"})
-    broken = dataclasses.replace(pristine, registered=registry)
-    on_leakage = "remove" if count == 4 else "report"
-    outcome = broken.validate(max_quarantine_fraction=4 / ROWS, on_leakage=on_leakage)
+    located, inputs = pristine.encoder.locate(), pristine.inputs()
+    encoder: Any = SimpleNamespace(locate=lambda expected=None: dataclasses.replace(located, fingerprint=expected))
+    inputs.features["token_vectors"] = toy.records(tmp_path, ["a word"])  # type: ignore[index]
+    plan = {"latents": Refusing(NormaliserConfig()), "token_vectors": TokenVectors(encoder)}
+    broken = dataclasses.replace(pristine, registered=registry, seed=count, encoder=encoder)
+    monkeypatch.setattr(Shard, "is_intact", lambda *_: pytest.fail("reads every byte"))
+    outcome = broken.validate(inputs, plan, max_quarantine_fraction=4 / ROWS, verify_checksums=False)
     assert (outcome.report["passed"], outcome.report["statistics"]) == (count == 4, {"rows": count})
-    assert errors(outcome) == ({"quarantine"} if count == 5 else set())
-    stopped = [finding for finding in outcome.report["findings"] if finding["check"] == "quarantine"]
-    assert all("zero vectors" in finding["message"] for finding in stopped), "the cause is in the message"
+    assert {check: len(rows) for check, rows in outcome.failing.items()} == {"first": count, "refused": 9}
+    assert errors(outcome) == ({"quarantine"} if count > 4 else set())
+    for stopped in named(outcome, "quarantine"):
+        assert "zero vectors" in stopped["message"], "the cause is in the message"
+        assert ("validation.max_quarantine_fraction=" in stopped["remedy"]) == (2 * count < ROWS)
 
 
 def test_every_failed_contract_is_reported_with_its_remedy(refuses: Any) -> None:
