@@ -178,7 +178,9 @@ class SourceConfig:
         remedy = f"Correct the '{key}' of source '{self.label}', or put the file there (relative to {Path.cwd()})."
         if os.path.isdir(path):
             suffixes = [each.suffix for each in Path(path).iterdir() if each.is_file()] or [".txt"]
-            remedy = f"Name its files: {setting('ingestion.path', f'{path}/*{statistics.mode(suffixes)}')}."
+            suffix = statistics.mode(suffixes)
+            named = suffix if 2 * suffixes.count(suffix) >= len(suffixes) else ""  # news.en-00001-of-00100, …
+            remedy = f"Name its files: {setting('ingestion.path', f'{path}/*{named}')}."
         return InputFile(path, remedy=remedy, error=SourceError)
 
 
