@@ -130,11 +130,6 @@ def test_a_state_that_does_not_fit_is_refused(
         resumed(tmp_path)
 
 
-def test_what_may_differ_between_sessions_is_logged(saved: Path, tmp_path: Path) -> None:
-    (event,) = resumed(tmp_path, max_steps=20, optimizer={"lr": 1e-4}).tracker.of("resume_differs")
-    assert {field.split(":")[0] for field in event["fields"]} == {"max_steps", "optimizer.lr"}
-
-
 def test_a_session_continues_its_run_another_one_or_none(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "copy").mkdir()
     shutil.copytree(saved, tmp_path / "copy/checkpoints" / NAME)

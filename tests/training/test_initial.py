@@ -9,13 +9,16 @@ import pytest
 import torch
 from tests.data.corpus.examples import word_tokenizer
 from tests.training import task
+from tests.training.checkpoints.test_folder import run_of
 from tests.training.test_checkpointer import rewrite
 
-from mm_ldlm.core import CheckpointError, FreezingError
+from mm_ldlm.core import CheckpointError, ConfigurationError, FreezingError
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.models.parts import freeze, tagged_parameters
 from mm_ldlm.training import loop
 from mm_ldlm.training.checkpoints import folder
+from mm_ldlm.training.checkpoints.reference import MARKER, name_of
+from mm_ldlm.training.initial import refuse_missing_origin
 
 WORDS = [f"word{i}" for i in range(20)]
 
@@ -61,6 +64,20 @@ def test_pitfall_10_an_untrained_input_is_not_frozen_and_a_trained_one_is(tmp_pa
     assert not any(p.requires_grad for _, part, p in tagged_parameters(again.learner.root) if part.name in frozen)
     with pytest.raises(FreezingError):
         freeze(run.learner.root, frozen, trained=False)
+
+
+@pytest.mark.parametrize("key", ["resume", "init_from"])
+def test_an_origin_that_is_missing_or_not_whole_is_refused_before_the_run(
+    key: str, tmp_path: Path, refuses: Callable[..., Any]
+) -> None:
+    directory = run_of(tmp_path, 2)
+    there, missing = (task.spec(**{key: name}).training for name in ("run", "rum"))
+    refuse_missing_origin(there, runs=tmp_path)
+    with refuses(ConfigurationError, f"training.{key}", "rum"):
+        refuse_missing_origin(missing, runs=tmp_path)
+    (directory / name_of(2) / MARKER).unlink()
+    with pytest.raises(CheckpointError, match=name_of(2)):
+        refuse_missing_origin(there, runs=tmp_path)
 
 
 @pytest.mark.parametrize("case", ["nothing", "another model", "no tokenizer", "poison"])

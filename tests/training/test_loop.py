@@ -86,6 +86,9 @@ def test_log_lines_count_what_was_trained(tmp_path: Path) -> None:
     assert observed == list(range(8))
     assert lines[0].keys() >= {"a", "b"}
     assert [line["step"] for line in lines] == [3, 6, 8]  # of the interval, the last one
+    each = task.built(task.spec(max_steps=8, log_every=1, batch={"examples": 16}), tmp_path / "each")
+    loop.train(each)
+    assert lines[0]["loss"] == pytest.approx(sum(line["loss"] for line in each.tracker.lines[:3]) / 3)
     tokens = [int(planned.tokens) for planned in run.loader.plan.first(8)]
     assert state.tokens == lines[-1]["tokens"] == sum(tokens)
     assert (state.step, state.draw, state.examples) == (8, 8, 8 * 16)

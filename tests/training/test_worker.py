@@ -162,9 +162,11 @@ def test_a_finished_run_trains_nothing_and_a_new_one_keeps_the_old(tmp_path: Pat
 
 def test_another_run_can_be_continued_by_name(tmp_path: Path) -> None:
     go(task.spec(max_steps=4, run_name="first"), tmp_path)
-    run = go(task.spec(resume="first"), tmp_path)
+    run = go(task.spec(resume="first", optimizer={"clip": 0.5}), tmp_path)
     assert read_events(run / status.LOG, "start")[0]["resumed_from"] == "step-00000004"
-    assert read_events(run / status.LOG, "resume_differs")[0]["fields"] == ["max_steps: checkpoint has 4, this run 10"]
+    assert read_events(run / status.LOG, "resume_differs")[0]["fields"] == [
+        "max_steps: checkpoint has 4, this run 10", "optimizer.clip: checkpoint has 1.0, this run 0.5"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
