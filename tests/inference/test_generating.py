@@ -117,8 +117,7 @@ def test_certain_samples_differ_in_their_length_the_most_probable_ones_first(mod
     latents = unit_latents(5)
     made, one = model.invert(latents, samples=3, keep="all"), model.invert(latents)
     drawn = model.invert(latents, samples=3, keep="all", temperature=1.0, reembed=True)
-    again = model.invert(latents, samples=3, keep="all", reembed=True)
-    cosines = again.cosines
+    cosines = model.invert(latents, samples=3, keep="all", reembed=True).cosines
     again_nd, unit_nd = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (model.encode(made.texts), latents))
     assert np.allclose(cosines, (again_nd * np.repeat(unit_nd, 3, axis=0)).sum(axis=1), atol=1e-5)
     log_probs_nN = model.writer.length_log_probs(model.standardised(latents), rows=5).numpy()
@@ -166,9 +165,3 @@ def test_guidance_takes_twice_the_calls_and_each_modality_its_own(learned: MMLDL
     assert (guided.model_calls == 2 * plain.model_calls).all()
     made = [model.generate(2, order=order, length=12, steps=steps) for order, steps in ORDERS]
     assert [each.model_calls.tolist() for each in made] == [[12 + 20] * 2, [12 + 20] * 2, [3 + 3] * 2, [3] * 2]
-
-
-def test_what_was_learned_is_generated(learned: MMLDLM) -> None:
-    made = learned.generate(40, order="text_first", sampler="random", steps=12, seed=2)
-    assert np.mean([text in TEXTS for text in made.texts]) > 0.25
-    assert len({*made.texts} & {*TEXTS}) > 2

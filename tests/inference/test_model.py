@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,7 +178,9 @@ def test_a_path_is_straight_where_its_own_ends_are_parallel() -> None:
         np.testing.assert_allclose(slerp(starts, ends, 0.25)[row], alone[0])
 
 
-def test_neighbours_are_those_of_a_full_comparison(model: MMLDLM, refuses: Any) -> None:
+def test_neighbours_are_those_of_a_full_comparison(
+    model: MMLDLM, refuses: Any, write_dataset: Any, tmp_path: Path
+) -> None:
     draw = np.random.default_rng(0)
     store = (draw.normal(size=(50, DIM)) * draw.uniform(0.1, 9, size=(50, 1))).astype(np.float32)
     queries = 3 * draw.normal(size=(5, DIM)).astype(np.float32)
@@ -187,6 +190,10 @@ def test_neighbours_are_those_of_a_full_comparison(model: MMLDLM, refuses: Any) 
     assert found.rows.tolist() == order.tolist()
     np.testing.assert_allclose(found.cosines, np.take_along_axis(cosines, order, axis=1), rtol=1e-5)
     assert len(found.to_frame()) == 35
+    texts, splits = [f"w{row % 20} w{row // 20}" for row in range(50)], ["train", "test"] * 25
+    write_dataset(tmp_path, texts, splits, latents=store)
+    among = model.neighbours(queries, tmp_path / "dataset", k=7)
+    assert (among.rows.tolist(), [*map(list, among.texts)]) == (order.tolist(), np.array(texts)[order].tolist())
     with refuses(SamplingError, 50, 51):
         model.neighbours(queries, store, k=51)
 

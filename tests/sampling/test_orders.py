@@ -79,5 +79,6 @@ def test_a_threshold_keeps_what_is_above_it_and_at_least_one_token(threshold: fl
             assert len(kept) == 1 or (kept > threshold).all()
         assert int(made.calls_per_row[row]) <= length
     assert threshold not in (0.0, 1.0) or made.calls_per_row.tolist() == ([10, 6] if threshold else [1, 1])
-    above = sample("threshold", constant([min(threshold + 0.05, 1.0)]), canvas(3), threshold=threshold)
+    two = constant([min(threshold + 0.05, 1.0), max(0.95 - threshold, 0.0)])
+    above = sample("threshold", two, canvas(3), threshold=threshold, temperature=0.0)
     assert above.model_calls == (1 if threshold < 1 else 3)

@@ -5,6 +5,7 @@ import html
 import json
 import re
 
+import numpy as np
 import pytest
 from tests.evaluation.report.test_page import HOSTILE
 from tests.inference.runs import LATENTS, make
@@ -17,7 +18,9 @@ def test_the_page_contains_its_traces_and_no_word_leaves_its_place(text: str) ->
     found = make().traced().invert(LATENTS, search=True)
     last = dataclasses.replace(found.traces[0].steps[-1], words=(text,), likely=(((text, 1.0),),))
     hostile = dataclasses.replace(found.traces[0], steps=(*found.traces[0].steps, last))
-    found = dataclasses.replace(found, texts=(text, *found.texts[1:]), traces=(hostile, *found.traces[1:]))
+    found = dataclasses.replace(
+        found, texts=(text, *found.texts[1:]), traces=(hostile, *found.traces[1:]), model_calls=np.arange(4)
+    )
     page = trace_page(found, title=text)
     embedded = re.search(r'<script type="application/json" id="traces">(.*?)</script>', page, re.DOTALL)
     assert json.loads(embedded[1]) == json.loads(json.dumps(played(found)))
