@@ -53,7 +53,6 @@ def test_a_label_and_a_second_text_belong_to_the_record(kind: str, tmp_path: Pat
 def test_a_column_or_the_source_decides_the_split(kind: str, tmp_path: Path) -> None:
     by_column = {row.text: row.split for row in rows_of(kind, tmp_path / "a", split_column="where")}
     assert by_column == {"one": "validation", "two": "test", "three": "train"}
-    assert {row.split for row in rows_of(kind, tmp_path / "b", split="test")} == {"test"}
     out = ingested(tmp_path / "out", {**written(kind, tmp_path / "c", ROWS), "split": "validation"})
     assert {row["split"] for row in out.rows} == {"validation"}
 

@@ -68,7 +68,7 @@ def test_every_field_of_a_spec_is_in_the_fingerprint_or_decides_nothing(
 @pytest.mark.parametrize(
     ("name", "decides"),
     [*((name, True) for name in (
-        "model.safetensors", "config.json", "modules.json", "1_Pooling/config.json", "sentence_bert_config.json",
+        "model.safetensors", "weights-2.safetensors", "config.json", "modules.json", "1_Pooling/config.json", "sentence_bert_config.json",
         "config_sentence_transformers.json", "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model",
         "tokenizer_config.json", "sentencepiece.bpe.model")),
      *((name, False) for name in (
@@ -90,6 +90,7 @@ def test_options_replace_the_spec_and_the_folder_states_the_dimension(bare: Path
     about = found.describe()
     assert (about["dim"], about["dtype"], about["fingerprint"]) == (33, "bfloat16", found.fingerprint)
     assert str(bare) not in json.dumps(about)
+    assert LocalEncoderConfig(path=str(bare), device="cuda").portable() == LocalEncoderConfig().portable()
     assert located(bare, "e5", prompt="").spec.prompt == ""
     with refuses(EncoderError, "41", "40"):
         located(bare, "qwen3", truncate_dim=41)
@@ -146,11 +147,18 @@ def test_an_encoder_of_the_hub_is_pinned_and_one_that_cannot_be_had_names_what_t
 
 
 def test_weights_of_the_pinned_revision_have_the_pinned_digests(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: str(bare))
+    asked = list[str]()
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download",
+        lambda *_, allow_patterns, **__: asked.append(allow_patterns[-1]) or str(bare),
+    )
     with pytest.raises(EncoderError, match=r"model\.safetensors with sha256 6b9e604e8707.*, found [0-9a-f]{64}"):
         LocalEncoderConfig(name="sonar").locate()
     chosen = LocalEncoderConfig(name="sonar", revision="0" * 40).locate()
     assert chosen.describe()["revision"] == "0" * 40
+    (bare / "model.safetensors").unlink()
+    LocalEncoderConfig(name="sonar", revision="0" * 40).locate()
+    assert asked == ["*.safetensors"] * 3 + ["pytorch_model*.bin"]
 
 
 # -- folders of sentence-transformers ----------------------------------------------------------------------------------
