@@ -115,11 +115,11 @@ def test_other_texts_are_scored_up_to_the_length_that_the_model_reads(tmp_path: 
     assert found["unknown_fraction"] == 3 / 5
     bits = scores(count=3).nll.sum() / np.log(2) / len("aa ?? ?")
     assert found["unconditional"]["bits_per_character"]["value"] == pytest.approx(bits)
-    first = TextFile(name="other", path=str(tmp_path / "texts.txt"), limit=1)
+    first = TextFile(name="other", path=str(tmp_path / "texts.txt"), limit=2, detokeniser="lm1b")
     model.no_encoder, model.encode = None, lambda texts, *, too_long: (texts, too_long)
     found = _zero_shot(model, first, cost, both, None)
-    assert (found["sentences"], found["outside_length"]) == (1, 1)
-    assert asked[1:] == [(["a"], None), (["a"], (["a"], "truncate"))]
+    assert (found["sentences"], found["outside_length"]) == (2, 1)
+    assert asked[1:] == [(["a", "a?"], None), (["a", "a?"], (["a", "a?"], "truncate"))]
 
 
 def test_the_costs_are_those_of_the_sentences_that_the_seed_draws(evaluation: Evaluation) -> None:
