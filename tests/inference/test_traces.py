@@ -52,12 +52,13 @@ def test_a_traced_request_has_the_same_answer_and_the_way_to_it(
 @pytest.mark.parametrize("name", ["search", "lengths", "reembedded"])
 def test_the_cosines_of_a_trace_are_those_of_its_texts(name: str, model: MMLDLM) -> None:
     found = REQUESTS[name](model.traced())
-    for trace, cosine in zip(found.traces, found.cosines, strict=True):
-        assert trace.steps[-1].cosine == pytest.approx(cosine, abs=1e-6)
+    assert [trace.steps[-1].cosine for trace in found.traces] == pytest.approx(found.cosines, abs=1e-6)
+    for trace in found.traces:
         for before, step in zip(trace.steps, trace.steps[1:], strict=False):
             assert step.tried or any(step.likely), "a call of the model, or a choice"
             if step.tried:
-                assert step.cosine == pytest.approx(max([before.cosine, *step.tried]), abs=1e-6), "the nearest is kept"
+                chosen = before.cosine if step.accepted is None else step.tried[step.accepted]
+                assert [step.cosine, chosen] == pytest.approx([max([before.cosine, *step.tried])] * 2, abs=1e-6)
                 assert (step.accepted is None) is (step.words == before.words)
 
 
