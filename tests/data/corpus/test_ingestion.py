@@ -19,11 +19,11 @@ from tests.data.latents.toy import content
 
 from mm_ldlm.core import ConfigurationError, SourceError, config, parse
 from mm_ldlm.data import engines
-from mm_ldlm.data.corpus import cleaning, ingestion
-from mm_ldlm.data.corpus.cleaning import Counts, Merger
+from mm_ldlm.data.corpus import ingestion, merging
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.filters import LengthConfig
 from mm_ldlm.data.corpus.ingestion import conservation
+from mm_ldlm.data.corpus.merging import Counts, Merger
 from mm_ldlm.data.corpus.record import comparison_digest, comparison_form, normalise, record_id
 from mm_ldlm.data.corpus.sources import Opening, Row, SourceConfig
 from mm_ldlm.data.corpus.sources.base import HELD_OUT
@@ -247,7 +247,7 @@ def test_long_texts_have_more_shards_and_the_same_rows(tmp_path: Path, monkeypat
     source = {**written("jsonl", tmp_path / "in", rows), "meta_columns": ["more"]}
     expected = ingested(tmp_path / "few", source)
     monkeypatch.setattr(ingestion, "CHUNK_CHARACTERS", most // 15)
-    monkeypatch.setattr(cleaning, "SHARD_CHARACTERS", most)
+    monkeypatch.setattr(merging, "SHARD_CHARACTERS", most)
     assert ingested(tmp_path / "many", source).rows == expected.rows
     store = ShardStore.open(tmp_path / "many" / "records")
     sizes = [sum(len(row["text"] + row["meta"]) for row in store.window(*store.bounds(number)).to_pylist())

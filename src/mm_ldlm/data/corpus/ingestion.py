@@ -22,9 +22,10 @@ from mm_ldlm.core import ConfigurationError, SourceError, check, foreign_code, s
 from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.core.progress import shown
 from mm_ldlm.data.corpus import tokenizer_training
-from mm_ldlm.data.corpus.cleaning import Chunk, Counts, Merger, Preparation, SideStore
+from mm_ldlm.data.corpus.cleaning import Chunk, Preparation, SideStore
 from mm_ldlm.data.corpus.config import SHORT_FORMS, IngestionConfig
 from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, describe_function, load_function
+from mm_ldlm.data.corpus.merging import Counts, Merger
 from mm_ldlm.data.corpus.quarantine import DAMAGE, QUARANTINE_SCHEMA, BadRow, printable
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA
 from mm_ldlm.data.corpus.sources import Opening, Row, SourceConfig

@@ -23,6 +23,7 @@ from mm_ldlm.data.encoders import LocatedEncoder
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.store import ShardStore
 from mm_ldlm.data.validation.findings import MAX_EXAMPLES, NO_ROWS, Finding, failing_rows, plain
+from mm_ldlm.data.validation.fingerprints import check_fingerprints, writer_of
 
 _ROWS = 65_536
 _UNKNOWN = ("rows", "rows_with_unknown")
@@ -121,28 +122,6 @@ def validate(
     return report, failing, {name: figure for each in registered for name, figure in each.figures.items()}
 
 
-def check_fingerprints(subject: Subject) -> Iterator[Finding]:
-    """Check that each store was made from the present other stores, tokenizer and encoder."""
-    present = {name: store.manifest.fingerprint for name, store in subject.stores.items()}
-    present["tokenizer"] = subject.inputs.tokenizer.fingerprint
-    if subject.located is not None:
-        present["encoder"] = subject.located.fingerprint
-    for name, store in subject.stores.items():
-        for other, stored in store.manifest.fingerprints.items():
-            if stored != present.get(other, stored):
-                made = store.manifest.meta.get("encoder", {}) if other == "encoder" else {}
-                by = "".join(f", {key} {made[key]}" for key in ("name", "revision", "dim") if key in made)
-                yield Finding(
-                    "error",
-                    other,
-                    f"the {name} in {store.directory} were made with {other} {stored}{by}, but the present {other} has "
-                    f"fingerprint {present[other]}.",
-                    f"Restore the earlier settings, or remove the directory and run the {_writer(name)} pipeline "
-                    "again.",
-                    count=len(store),
-                )
-
-
 def check_shards(subject: Subject) -> Iterator[Finding]:
     """Check that every shard exists, is readable, has the right columns and (on demand) the right checksum."""
     for name, store in subject.stores.items():
@@ -161,7 +140,7 @@ def check_shards(subject: Subject) -> Iterator[Finding]:
                 "checksum",
                 f"{name}: {len(changed)} of {len(store.manifest.shards)} shards in {store.directory} changed after "
                 "they were written.",
-                f"Run the {_writer(name)} pipeline again: it finds damaged shards by their checksum and writes them "
+                f"Run the {writer_of(name)} pipeline again: it finds damaged shards by their checksum and writes them "
                 "again. If the error returns, check the disk.",
                 count=len(changed),
                 examples=changed,
@@ -174,7 +153,7 @@ def check_ids(subject: Subject) -> Iterator[Finding]:
     aligned = ["tokens", *(name for name, feature in subject.plan.items() if feature.row_of == "record")]
     for name in aligned:
         store = subject.stores[name]
-        again = f"Remove {store.directory} and run the {_writer(name)} pipeline again."
+        again = f"Remove {store.directory} and run the {writer_of(name)} pipeline again."
         if len(store) != len(records):
             lacking = len(records) - len(store)
             yield Finding(
@@ -214,11 +193,6 @@ def check_quarantine(subject: Subject, found: Sequence[Finding]) -> Iterator[Fin
             f"{main.remedy}{leaving_out}",
             count=count,
         )
-
-
-def _writer(name: str) -> str:
-    """Return the pipeline that writes a store."""
-    return "ingestion" if name in ("records", "tokens") else "embedding"
 
 
 # -- records and tokens ------------------------------------------------------------------------------------------------
