@@ -133,18 +133,16 @@ def test_pitfall_28_a_run_is_used_on_data_of_its_own_vocabulary_and_encoder(
         refuse_other_data(parts, ours | {name: "e" * 20})
 
 
-def test_the_number_of_tokens_of_a_batch_is_a_parameter(run_folder: Path, unit_latents: Any) -> None:
-    small, chosen = MMLDLM.from_run(run_folder, batch_tokens=8), MMLDLM.from_run(run_folder)
-    assert small.batch_tokens == 8 < chosen.batch_tokens
-    assert small.invert(unit_latents(5), length=4).tokens == chosen.invert(unit_latents(5), length=4).tokens
-    assert np.isfinite(chosen.score(["w1 w2"]).nll).all()
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_products_have_the_precision_that_is_asked_for(precision: str, run_folder: Path, unit_latents: Any) -> None:
-    model, seen = MMLDLM.from_run(run_folder, precision=precision), set()  # type: ignore[arg-type]
-    for module in model.model.model.blocks.modules():
-        if isinstance(module, torch.nn.Linear):
-            module.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+@pytest.mark.parametrize(("precision", "products"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_samples_have_the_precision_that_is_asked_for_and_likelihoods_float32(
+    precision: Any, products: torch.dtype, run_folder: Path, unit_latents: Any
+) -> None:
+    model, seen = MMLDLM.from_run(run_folder, precision=precision, batch_tokens=8), list[torch.dtype]()
+    assert model.batch_tokens == 8 < MMLDLM.from_run(run_folder).batch_tokens
+    first = next(each for each in model.model.model.blocks.modules() if isinstance(each, torch.nn.Linear))
+    first.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     model.invert(unit_latents(3), length=4)
-    assert seen == {{"fp32": torch.float32, "bf16": torch.bfloat16}[precision]}
+    assert {*seen} == {products}
+    seen.clear()
+    model.score(["w1 w2"])
+    assert {*seen} == {torch.float32}

@@ -18,7 +18,7 @@ from torch import Tensor
 from mm_ldlm.core import ConfigurationError, SamplingError, config
 from mm_ldlm.diffusion.process import TEXT_PROCESSES
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.inference.precision import set_precision
+from mm_ldlm.inference.precision import in_precision
 from mm_ldlm.objectives.base import Batch
 from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.objectives.generation import GenerativeModel
@@ -136,8 +136,7 @@ def test_a_run_answers_every_use_that_it_promises_and_each_row_alone(kind: str, 
             rows[one], rows[one], global_size=1, global_tokens=length,
         )  # fmt: skip
         alone = Requests(made, single, rows[one]).answers(capabilities)
-        set_precision(root.model, "bf16")
-        near = Requests(made, batch, rows).answers(capabilities)
+        near = Requests(in_precision(made, "bf16"), batch, rows).answers(capabilities)
     for use in near.keys() & SCORES:
         torch.testing.assert_close(near[use], whole[use], atol=0.1, rtol=0.05, msg=use)
     for use, answers in alone.items():

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from mm_ldlm.core import (
     CheckpointName,
     Device,
+    Precision,
     Rows,
     RowsOrNone,
     bounded,
@@ -142,12 +143,14 @@ class EvaluationConfig:
 
     Attributes:
         checkpoint: latest, best or a step.
+        precision: of the texts that the suites write; likelihoods are float32.
         batch_tokens: padded tokens of one batch; null: chosen by the device and the size of the vocabulary.
     """
 
     checkpoint: CheckpointName = "latest"
     use_ema: bool = True
     device: Device | None = None
+    precision: Precision = "auto"
     batch_tokens: Rows | None = None
     bootstrap: BootstrapConfig = BootstrapConfig()
     inversion: InversionConfig = InversionConfig()

@@ -51,8 +51,8 @@ class MMLDLM(LoadedModel):
             checkpoint: "latest", "best", a step, or the name of a checkpoint folder ("step-00001000").
             use_ema: use the averaged weights (EMA) instead of the last ones.
             device: the device; None is the first GPU if there is one, otherwise the CPU.
-            precision: fp32, bf16, or auto, which is bf16 if the device is faster with it. With bf16 the sample of a
-                text may depend on the other texts of its batch.
+            precision: of sampling: fp32, bf16, or auto, which is bf16 if the device is faster with it. With bf16 a
+                sample may depend on the others of its batch.
 
         Raises:
             CheckpointError: the folder has no complete checkpoint, files that a model needs are missing or damaged, or

@@ -36,7 +36,7 @@ from mm_ldlm.data.store import ShardStore
 from mm_ldlm.distributed.device import working_device
 from mm_ldlm.inference.calibration import CALIBRATION, Calibration
 from mm_ldlm.inference.files import newest_run
-from mm_ldlm.inference.precision import set_precision
+from mm_ldlm.inference.precision import resolved
 from mm_ldlm.models.base import MODELS, DataShape
 from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.objectives.base import OBJECTIVES
@@ -84,7 +84,7 @@ class Parts:
     weights: Mapping[str, str] = field(default_factory=dict)
     """Provenance of its weights (`checkpoints.provenance.weights_of`); empty for a model that was not loaded"""
     precision: Precision = "fp32"
-    """fp32 or bf16"""
+    """In which it samples: fp32 or bf16"""
     step: int = 0
     dataset: Path | None = None
     """Folder of the dataset that the run was trained on, which may have been removed"""
@@ -110,7 +110,7 @@ def load_run(
             not finite or do not fit the model that config.json describes.
     """
     use_ema, chosen = check(use_ema, bool, name="use_ema"), working_device(device)
-    precision = check(precision, Precision, name="precision")
+    precision = resolved(check(precision, Precision, name="precision"), chosen)
     which = check(checkpoint, Annotated[str, bounded(min_length=1)] | NonNegativeInt, name="checkpoint")
     run = newest_run(path)
     found = folder.find(run, which=which)
@@ -132,7 +132,6 @@ def load_run(
     )
     load_tensors(saved_tensors(root), tensors, file)
     root = root.to(chosen).eval().requires_grad_(False)
-    precision = set_precision(root.model, precision)
     encoder = (config.get("encoder") or {}) | ({"path": str(found / ENCODER)} if (found / ENCODER).is_dir() else {})
     load, no_encoder = _encoder_of(encoder, fingerprints.get("encoder", ""), chosen)
     normalisers: dict[str, Any] = {each.name: Normaliser.load(each) for each in sorted(found.glob("*normaliser"))}

@@ -31,6 +31,7 @@ from mm_ldlm.inference.arguments import (
 )
 from mm_ldlm.inference.files import read_array
 from mm_ldlm.inference.loading import Parts
+from mm_ldlm.inference.precision import in_precision
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.traces import traces_of
 from mm_ldlm.inference.writing import Reembed, Writer, Written
@@ -110,7 +111,7 @@ class LoadedModel:
         self.tokenizer, self.normalisers = parts.tokenizer, parts.normalisers
         self.normaliser: Any = parts.normalisers.get("normaliser")
         self.shape, self.max_length = parts.model.shape, parts.model.shape.max_length
-        self.writer = Writer(parts.model, batch_tokens=batch_tokens)
+        self.writer = Writer(in_precision(parts.model, parts.precision), batch_tokens=batch_tokens)
         self.batch_tokens, self._encoder = self.writer.batch_tokens, encoder
         # Batches are searched side by side, and an encoder need not be thread-safe. The lock of another thread would
         # stay locked in a forked process, so that each process has one.
@@ -129,7 +130,7 @@ class LoadedModel:
         encoder call each, which `encoder_calls` does not count.
         """
         made = type(self)(self.parts, self._encoder, batch_tokens=self.batch_tokens)
-        made.writer, made.strict = Writer(self.model, batch_tokens=self.batch_tokens, traced=True), self.strict
+        made.writer, made.strict = Writer(self.writer.model, batch_tokens=self.batch_tokens, traced=True), self.strict
         return made
 
     def __repr__(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mm_ldlm.core import Precision
 from mm_ldlm.training.checkpoints.reference import weights_folder
 
 if TYPE_CHECKING:
@@ -13,13 +12,11 @@ if TYPE_CHECKING:
     from mm_ldlm.inference.api import MMLDLM
 
 
-def load_trained(
-    run: dict[str, Any], runs: Path, dataset: Dataset, config: Any, *, precision: Precision = "fp32"
-) -> MMLDLM:
+def load_trained(run: dict[str, Any], runs: Path, dataset: Dataset, config: Any) -> MMLDLM:
     """Load the run's model; refuse a run of another vocabulary or encoder than the dataset's.
 
     Args:
-        config: has `checkpoint`, `use_ema`, `device` and `batch_tokens`.
+        config: has `checkpoint`, `use_ema`, `device`, `precision` and `batch_tokens`.
     """
     from mm_ldlm.inference.api import MMLDLM
     from mm_ldlm.inference.loading import refuse_other_data
@@ -29,7 +26,7 @@ def load_trained(
         checkpoint=config.checkpoint,
         use_ema=config.use_ema,
         device=config.device,
-        precision=precision,
+        precision=config.precision,
         batch_tokens=config.batch_tokens,
     )
     refuse_other_data(model.parts, dataset.fingerprints)

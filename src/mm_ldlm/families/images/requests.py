@@ -79,7 +79,7 @@ class ImageWriter:
         longest = loaded.max_length
         batch_tokens = max(longest, loaded.batch_tokens * longest // (longest + self.model.dim // VALUES_PER_TOKEN))
         traced = loaded.writer.traced and self.model.process is not None  # vectors of captions have no words on the way
-        self._writer = Writer(self.model, batch_tokens=batch_tokens, traced=traced)
+        self._writer = Writer(loaded.writer.model, batch_tokens=batch_tokens, traced=traced)
 
     def draw(
         self, captions: Sequence[str] | str, *, sampler: Any = "ddim", steps: int | None = None, seed: int = 0

@@ -19,20 +19,17 @@ from mm_ldlm.pipelines.trained import load_trained
 from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, made_by
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pandas as pd
 
     from mm_ldlm.data.dataset import Dataset
     from mm_ldlm.inference.api import MMLDLM
-    from mm_ldlm.pipelines.sampling.config import SamplingConfig
 
 log = logging.getLogger(__name__)
 
 
 def create_pipeline() -> Pipeline:
     load = node(
-        load_model,
+        load_trained,
         inputs=["run", "runs", "dataset", "params:sampling"],
         outputs="sampling_model",
         name="load_model",
@@ -43,11 +40,6 @@ def create_pipeline() -> Pipeline:
         inputs = {"model": "sampling_model", "dataset": "dataset", "seed": "params:seed", **sections}
         tasks.append(node(node_of(name), inputs=inputs, outputs=f"samples_{name}", name=f"sample_{name}"))
     return Pipeline([load, *tasks], tags="sampling", namespace="sampling", prefix_datasets_with_namespace=False)
-
-
-def load_model(run: dict[str, Any], runs: Path, dataset: Dataset, sampling: SamplingConfig) -> MMLDLM:
-    """Load the run's model with the precision of the sampling."""
-    return load_trained(run, runs, dataset, sampling, precision=sampling.precision)
 
 
 def node_of(name: str) -> Callable[..., Any]:
