@@ -233,6 +233,12 @@ def test_an_objective_accepts_the_models_of_its_interface_alone(kind: str, optio
                 pytest.fail(f"{kind} accepts {other}")
 
 
+@pytest.mark.parametrize(("mode", "orders"), [("unconditional", 3), ("mixed", 3), ("l2t", 0), ("t2l", 0)])
+def test_texts_and_latents_are_generated_in_every_order_of_trained_steps(mode: str, orders: int) -> None:
+    config, model = configs_of("multimodal", {"mode": mode})
+    assert len(config.capabilities(model).joint_orders) == orders
+
+
 @config
 class FromStore(TextProcessConfig):
     """A process that is made from a store of the dataset."""

@@ -161,9 +161,16 @@ def test_a_run_that_fails_before_its_first_checkpoint_stops(tmp_path: Path) -> N
 def test_pitfall_39_nothing_that_is_not_finite_is_committed(step: int, tmp_path: Path) -> None:
     """Loss and gradient are finite, but a weight is not after the update; also at the last step."""
     spec = task.spec(faulty({"kind": "inf_weight", "step": step}), checkpoint=EVERY_STEP)
-    run = task.built(spec, tmp_path)
+    run, counted = task.built(spec, tmp_path), list[int]()
+
+    def count_seconds() -> None:
+        run.learner.state.seconds += 1
+        counted.append(1)
+
+    run.throughput.count_seconds = count_seconds  # type: ignore[method-assign]
     with pytest.raises(TrainingDiverged, match="after the update") as raised:
         loop.train(run)
+    assert run.learner.state.seconds == len(counted), "the time of undone steps has passed"
     last = latest(tmp_path / "run/checkpoints")
     assert last.name == f"step-{step:08d}"
     assert last.name in str(raised.value)

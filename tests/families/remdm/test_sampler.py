@@ -62,7 +62,7 @@ def test_the_mask_ratio_stays_that_of_the_schedule(kind: str, eta: float, schedu
 
 
 def test_loop_holds_the_mask_ratio_and_masks_again_between_its_two_times_only() -> None:
-    steps, count, length, t_on, t_off = 20, 500, 30, 0.72, 0.32
+    steps, count, length, t_on, t_off = 20, 500, 30, 0.75, 0.25
     denoise, seen = watched(length)
     sample("remdm_loop", denoise, canvas(*[length] * count), steps=steps, eta=0.3, t_on=t_on, t_off=t_off, alpha_on=0.8)
     inside = [step for step in range(steps) if t_off < 1 - step / steps <= t_on]
