@@ -66,8 +66,6 @@ def test_every_listed_equivalent_is_a_mutant_of_its_line(project: Path) -> None:
     known = campaign.read_equivalents(project / "mutation" / "equivalent.json")
     for item in known:
         source = (project / item.path).read_bytes()
-        lines = [line.strip().decode() for line in source.splitlines()]
-        assert item.line in lines, f"{item.path} has no line {item.line!r}: remove it from the list"
         assert len(item.reason.split()) > 3, item
         assert any(
             campaign.is_equivalent(mutant, source, [item])
