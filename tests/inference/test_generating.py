@@ -95,6 +95,10 @@ def test_search_infilling_editing_and_interpolation_agree(learned: MMLDLM) -> No
     calls=20, samples=1, keep="all", sampler=text_sampler("blocks", block_length=5, inner={"kind": "random", "steps": 2}),
     how={"search": {"rounds": 20}},
 )  # fmt: skip
+@example(
+    calls=12, samples=2, keep="all", sampler=text_sampler("confidence", steps=2, temperature=0.0),
+    how={"search": {"candidates": 2, "rounds": 9}},
+)  # fmt: skip
 def test_no_text_takes_more_than_its_calls_or_depends_on_its_batch(
     calls: int, samples: int, keep: Any, sampler: Any, how: dict[str, Any], model: MMLDLM, unit_latents: Any
 ) -> None:

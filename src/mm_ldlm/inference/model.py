@@ -129,8 +129,9 @@ class LoadedModel:
         The texts are the same. With `search` or `reembed`, the text of each step is compared with the target, at one
         encoder call each, which `encoder_calls` does not count.
         """
-        made = type(self)(self.parts, self._encoder, batch_tokens=self.batch_tokens)
-        made.writer, made.strict = Writer(self.writer.model, batch_tokens=self.batch_tokens, traced=True), self.strict
+        made = type(self).__new__(type(self))
+        writer = Writer(self.writer.model, batch_tokens=self.batch_tokens, traced=True)
+        made.__dict__ = {**self.__dict__, "writer": writer}
         return made
 
     def __repr__(self) -> str:

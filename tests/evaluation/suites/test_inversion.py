@@ -144,7 +144,7 @@ def test_few_exact_matches_have_no_ratio_and_wrong_outputs_are_memorised_by_them
     hits = pd.DataFrame({"exact": [True] * 7 + [False] * 3})
     assert exact_ratio(hits, hits, FEW) is None
     assert exact_ratio(hits, hits.assign(exact=True), FEW)["value"] == pytest.approx(0.7)
-    found = memorisation(["a", "b", "c"], ["a", "x", "c"], ["B", "c"])
+    found = memorisation(["A", "b", "c"], ["a", "x", "c"], ["B", "c"])
     assert found == pytest.approx({"outputs": 2 / 3, "wrong_outputs": 1, "wrong": 1, "references": 1 / 3})
 
 

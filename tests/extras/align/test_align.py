@@ -47,6 +47,7 @@ def test_a_linear_relation_is_found_and_inverted(m: int, d: int, rank: int | Non
     x, y = pairs(400, m, d, rank=rank, seed=seed)
     adapter, tried = fit_adapter(x[:300], y[:300] - 3, normaliser=plain(d), encoder="other")
     assert adapter.about.cosine == max(tried.values()) > 0.98
+    np.testing.assert_allclose(adapter.mean_m, x[:300].mean(axis=0), err_msg="the last fit uses all pairs")
     np.testing.assert_allclose(adapter.to_own(x[300:]), y[300:] - 3, atol=0.1)
     if d >= m and rank is None:
         np.testing.assert_allclose(np.linalg.norm(adapter.to_other(y[300:] - 3), axis=1), 1)
