@@ -106,7 +106,7 @@ def test_texts_whose_end_the_encoder_does_not_read_are_counted(
         *(({"engine": ElsewhereConfig(gpus=gpus), "processes": 0}, (1, 1), {device})
           for gpus, device in ((0, "cpu"), (2, "cuda"))),
     ],
-    ids=str,
+    ids=["processes", "lanes", "engine on a CPU", "engine on GPUs"],
 )  # fmt: skip
 def test_the_bytes_depend_neither_on_processes_nor_on_lanes_nor_on_the_engine(
     options: dict[str, Any], lanes: tuple[int, int], devices: set[Any], stored: ShardStore, expected: Files,
