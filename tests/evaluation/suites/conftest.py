@@ -52,8 +52,9 @@ def run(finished: Path) -> Run:
 def run_of(finished: Path) -> Run:
     data = finished / "data" / "test"
     reference = json.loads((data / "06_models" / "run.json").read_text())
-    model = MMLDLM.from_run(data / "06_models" / "runs" / reference["name"])
     config = parameters(finished)
+    precision = config["evaluation"].precision
+    model = MMLDLM.from_run(data / "06_models" / "runs" / reference["name"], precision=precision)
     tables = {path.stem.removeprefix("samples_"): pd.read_parquet(path)
               for path in (data / "07_model_output").glob("samples_*.parquet")}  # fmt: skip
     given = Evaluation(model, Dataset.open(data / "05_model_input" / "dataset"), {}, config["evaluation"], 0, config)

@@ -6,7 +6,6 @@ Findings do not raise errors here: `findings.enforce` raises them after the repo
 from __future__ import annotations
 
 import abc
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -19,37 +18,15 @@ import pyarrow.compute as pc
 from mm_ldlm.core import Registry, StoreError, setting
 from mm_ldlm.data.corpus.record import PAIR, comparison_digest, described_by, group_of, meta_value, record_id
 from mm_ldlm.data.corpus.splits import SPLITS
-from mm_ldlm.data.encoders import LocatedEncoder
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.store import ShardStore
 from mm_ldlm.data.validation.findings import MAX_EXAMPLES, NO_ROWS, Finding, failing_rows, plain
 from mm_ldlm.data.validation.fingerprints import check_fingerprints, writer_of
+from mm_ldlm.data.validation.subject import Subject
 
 _ROWS = 65_536
 _UNKNOWN = ("rows", "rows_with_unknown")
 _AGAIN = "Remove the token store and run the ingestion pipeline again."
-
-
-@dataclasses.dataclass(frozen=True)
-class Subject:
-    """What is checked.
-
-    Attributes:
-        plan: the features that objective and model read.
-        stores: records, tokens and the stores of the features, by name.
-        located: the encoder of the latents; None without latents, and the encoder is then not compared.
-        config: the section `validation`, with the keys of extras.
-        sections: all typed sections that validation reads, by name.
-        evaluation_sets: texts by the name of the set, which must not be trained on.
-    """
-
-    plan: Mapping[str, Feature]
-    inputs: Inputs
-    stores: Mapping[str, ShardStore]
-    located: LocatedEncoder | None
-    config: Any
-    sections: Mapping[str, Any]
-    evaluation_sets: Mapping[str, Sequence[str]]
 
 
 class DataCheck(abc.ABC):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from mm_ldlm.data.validation.findings import Finding
-
-if TYPE_CHECKING:
-    from mm_ldlm.data.validation.checks import Subject
+from mm_ldlm.data.validation.subject import Subject
 
 
 def check_fingerprints(subject: Subject) -> Iterator[Finding]:
