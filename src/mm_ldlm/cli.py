@@ -32,8 +32,9 @@ TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 CONTINUES = "finished stores and checkpoints are kept, and the same command continues"
 ENDED = "expected the run to reach its end, found that a component called sys.exit before. Let it raise an error."
 HELP = {
-    "env": "Environment: a folder of conf/, or several joined by +, each of which overrides those before it. "
+    "env": "Environment: a folder of conf/, or several joined by +, of which later ones override earlier ones. "
     "Defaults to local. Example: --env=tatoeba+mdlm",
+    "runner": "SequentialRunner, the default; other runners are refused.",
     "node_names": "Run only these nodes. A name may omit its pipeline: run_training or training.run_training.",
     "from_nodes": "Run from these nodes onwards. Names may omit their pipeline.",
     "to_nodes": "Run up to these nodes. Names may omit their pipeline.",

@@ -1,4 +1,4 @@
-"""How the times of a batch are drawn: low-discrepancy over the global batch, or stratified."""
+"""Draw the times of a batch: low-discrepancy over the global batch, or stratified."""
 
 import torch
 from torch import Tensor

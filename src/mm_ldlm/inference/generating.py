@@ -192,9 +192,9 @@ def generate(
 
     Args:
         n: number of texts.
-        order: order of the two: text_first (then the latent given the text), latent_first (then the text given the
-            latent) or together (ancestral steps in the text and as many DDIM steps in the latent, without guidance). A
-            run that generates no latents has no order.
+        order: order of text and latent: text_first (then the latent given the text), latent_first (then the text given
+            the latent) or together (ancestral steps in the text and as many DDIM steps in the latent, without
+            guidance). A run that generates no latents has no order.
         sampler: kind of text sampler, or (not on the command line) its configuration; by default the model's. A kind
             takes the model's steps and temperature, or in the order together the steps of the latent sampler.
         latent_sampler: kind of latent sampler, or its configuration.

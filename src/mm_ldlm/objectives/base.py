@@ -135,7 +135,7 @@ class Objective(nn.Module, ABC):
         """
 
     def set_token_counts(self, counts: Callable[[], Tensor]) -> None:
-        """Take the token frequencies of the training split; `counts` reads the whole split and returns (ids,) int64.
+        """Take the token frequencies of the training split; `counts` reads the entire split and returns (ids,) int64.
 
         Called once, before training.
         """

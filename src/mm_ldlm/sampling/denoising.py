@@ -38,7 +38,7 @@ Observe = Callable[[Tensor, Where, Tensor], None]
 """(tokens_BL before a step, positions that it evaluates, log x_θ (M, V) there), called before anything is drawn."""
 TimestepSource = Literal["schedule", "mask_ratio"]
 """Source of the timestep. `schedule`: the current time of the sampler's grid. `mask_ratio`: the time at which the
-expected mask ratio is that of the text, so that the model's output depends only on the tokens."""
+expected mask ratio equals the text's, so that the model's output depends only on the tokens."""
 
 
 def unobserved(tokens_BL: Tensor, evaluated: Where, log_x0_MV: Tensor) -> None:
@@ -152,7 +152,7 @@ class TextSample:
     calls_per_row: Tensor
     """(B,) number of model calls in which the text took part; a guided call counts 2"""
     model_calls: int
-    """Number of model calls for the whole request; a guided call counts 2"""
+    """Number of model calls for the entire request; a guided call counts 2"""
 
     @classmethod
     def start(cls, tokens_BL: Tensor) -> "TextSample":

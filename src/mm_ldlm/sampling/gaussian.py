@@ -53,7 +53,7 @@ class LatentSample:
     draws: Tensor
     """(K, B, d)"""
     model_calls: int
-    """Number of model calls on the whole batch; a guided call counts 2"""
+    """Number of model calls on the entire batch; a guided call counts 2"""
 
 
 # -- points of the grid, and what the model estimates there -----------------------------------------------------------

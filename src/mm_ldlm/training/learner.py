@@ -1,4 +1,4 @@
-"""Everything that the steps of a training change: the root with its averages, optimizers, guard and counters."""
+"""State that the steps of a training change: the root with its averages, optimizers, guard and counters."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -114,7 +114,7 @@ def test_pitfall_44_one_deadline_bounds_the_whole_exchange(fault: str, service: 
 
 def test_the_attempts_are_counted_and_one_error_ends_all_requests(service: Service, refuses: Any) -> None:
     service.fault = lambda number, texts: "500" if number else None
-    with refuses(EncoderError, "failed 4 times", "status 500"):
+    with refuses(EncoderError, "after attempt 4", "status 500"):
         encode(service, TEXTS[:1], retries=3)
     assert len(service.requests) == 5
     service.fault = lambda number, texts: "400" if TEXTS[3] in texts else None

@@ -16,9 +16,9 @@ class ExtractConfig:
     Attributes:
         dtype: data type of the stored vectors.
         shard_rows: rows per shard; null chooses a power of two near 1/64 of the rows, between 1,024 and 65,536.
-        processes: processes on this host; 0 starts one per GPU, or one for the CPU, which computes as many shards at a
-            time as there are groups of `threads` cores.
-        threads: threads per shard on a CPU; the number influences the last bits of the vectors.
+        processes: processes on this host; 0 starts one per GPU, or one for the CPU, which computes one batch per
+            `threads` cores at a time.
+        threads: threads per batch on a CPU; the number influences the last bits of the vectors.
         non_finite: reaction to NaN or infinity from the encoder: "stop", or "quarantine" (the vector is stored, named
             in the manifest and left out of the index by validation).
         engine: where the latents are computed: `local`, the processes of this host, or `ray`, a Ray cluster.

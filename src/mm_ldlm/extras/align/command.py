@@ -10,7 +10,7 @@ from mm_ldlm.app.console import RUN, encoder_of, messages_only
 
 @click.command("align")
 @click.option("--run", help=f"Run that is to read the vectors. {RUN}")
-@click.option("--texts", required=True, help="Texts, one per line: 50, or better thousands.")
+@click.option("--texts", required=True, help="Texts, one per line: at least 50, better thousands.")
 @click.option("--vectors", help=".npy file with the vector of each text by the other encoder.")
 @click.option("--encoder", help="The other encoder instead of vectors: a name, or its parameters as {kind: …, …}.")
 @click.option("--name", default="", help="Name of the encoder of the vectors, for messages.")

@@ -1,4 +1,4 @@
-"""The audit: a sample is read from its vectors as they are, in each stored form, and behind each defence.
+"""Audit a collection: read a sample from its vectors as they are, in each stored form, and behind each defence.
 
 The sample is divided. The texts of the first rows are read from their vectors; the attacker knows the texts and vectors
 of the others. All of them are the collection in which retrieval is measured.

@@ -1,4 +1,4 @@
-"""How much of a text is recovered, and its words that matter: names, numbers, addresses and rare words.
+"""Compare texts with the ones read from their vectors: texts, words, names, numbers, addresses and rare words.
 
 A text is compared with the one that was read from its vector in four ways: as written; up to case and spaces; nearly,
 with a token-set F1 of `NEARLY` or more; and word by word. A word is a run of letters and digits. A name, a number, an

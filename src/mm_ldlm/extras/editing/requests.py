@@ -43,7 +43,7 @@ def infill(
     """Fill the gaps of texts, given a latent or unconditionally.
 
     A gap is filled with one token, or with any number of tokens by a model that chooses its lengths. An autoregressive
-    model fills a gap at the end. Everything else in a text stays verbatim, also words that are [UNK] to the model.
+    model fills a gap at the end. Everything else stays verbatim, including words that are [UNK] to the model.
 
     Args:
         latents: raw latent of each text, given which its gaps are filled; by default they are filled without one.
@@ -181,7 +181,7 @@ def interpolate(
 
     Args:
         a: first latents, or texts.
-        b: last latents, one for each of `a`.
+        b: last latents or texts, one for each of `a`.
         steps: number of texts of each pair.
         length: number of tokens, or argmax or sample of the length head given the latent.
         reembed: report the cosine of each text to its latent, at one encoder call per text.

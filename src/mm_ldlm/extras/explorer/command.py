@@ -15,7 +15,7 @@ from mm_ldlm.inference.files import run_of
 @click.option("--device", help="cpu, cuda or cuda:N; by default the first GPU if there is one.")
 @click.option("--browser/--no-browser", default=True, show_default=True, help="Open the page in the browser.")
 def explore(runs: tuple[str, ...], host: str, port: int, device: str | None, browser: bool) -> None:
-    """Open a local page on a run: watch an embedding become text, change words, interpolate between sentences."""
+    """Explore runs on a local page: watch an embedding become text, change words, interpolate between sentences."""
     with messages_only(), contextlib.suppress(KeyboardInterrupt):
         found = [run_of(run) for run in runs or (None,)]
         listener = listen(host, port)

@@ -17,7 +17,7 @@ from mm_ldlm.app.console import messages_only
 @click.option("--max-length", type=int, default=None, help="Longest text in tokens, if the checkpoint has none.")
 @click.option(
     "--timesteps", type=click.Choice(["none", "plain", "sigma"]), default=None,
-    help="How the model was trained: without its timestep, with t in [0, 1] itself, or with −log α_t.",
+    help="Timestep that the model was trained with: none, t in [0, 1] (plain), or −log α_t (sigma).",
 )  # fmt: skip
 def import_checkpoint(source: str, run: str, like: str | None, **given: Any) -> None:
     """Make the run folder RUN from the weights in SOURCE, a model.pt of another trainer or a folder with one."""

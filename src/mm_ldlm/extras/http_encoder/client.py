@@ -118,7 +118,7 @@ class Client:
             if attempt > self._retries or (failure.after or 0) > self._max_wait:
                 asks = "" if failure.after is None else f", asking to wait {failure.after:.0f} s"
                 raise EncoderError(
-                    f"{self.service} failed {attempt} times, the last time with: {failure}{asks}. Check the service, "
+                    f"{self.service}: gave up after attempt {attempt}: {failure}{asks}. Check the service, "
                     "or raise encoder.retries, encoder.timeout or encoder.max_wait, and run again: finished shards "
                     "are kept."
                 )

@@ -22,7 +22,7 @@ EXPORTS = Registry("export format", {}, group="exports")
 @click.option("--checkpoint", default="latest", show_default=True, help="latest, best or a step.")
 @click.option("--last", is_flag=True, help="Export the last weights, not the averaged ones.")
 @click.option(
-    "--dtype", type=click.Choice(["bfloat16"]), help="Store matrices in half the size; by default as trained."
+    "--dtype", type=click.Choice(["bfloat16"]), help="Store the matrices at half the size; by default as trained."
 )
 @click.option("--licence", help="Licence of the model card, such as apache-2.0; by default unknown.")
 @click.option("--notes", type=click.Path(), help="Markdown file that the model card ends with: data, limits, commands.")

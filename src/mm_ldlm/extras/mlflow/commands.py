@@ -11,7 +11,7 @@ from mm_ldlm.app.console import messages_only
 @click.argument("uri")
 @click.option("--data", default="data", show_default=True, help="Folder with mlflow_local.db.")
 def send_runs(uri: str, data: str) -> None:
-    """Send the runs that were recorded locally to the MLflow store URI, which did not answer then.
+    """Send runs that were recorded locally, because their MLflow store did not answer, to the store URI.
 
     No run is sent twice. The model of a run with `tracking.register` is registered.
     """

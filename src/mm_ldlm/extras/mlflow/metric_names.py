@@ -9,7 +9,7 @@ HEADLINE, TRAINING, VALIDATION, EVALUATION, DIAGNOSTICS = (
 _OF_TRAINING = {"loss": "loss", "validation/loss": "validation_loss", "tokens_per_second": "tokens_per_second"}
 """Headline numbers of the training log, and their names in the first group"""
 MOST_HEADLINES = 10 - len(_OF_TRAINING)
-"""Headline numbers of an evaluation: with those of the training there are ten."""
+"""Headline numbers of an evaluation; the training adds the rest of ten."""
 _DIAGNOSTIC = (
     "grad_norm/", "param_norm/", "update_ratio/", "grad_zeros/", "grad_nonfinite/", "attention_logit_max/",
     "activation_rms/", "memory_peak_gib", "fp16_",

@@ -252,7 +252,7 @@ def _drift(subject: Subject, measured: Statistics) -> Iterator[Finding]:
             yield Finding(
                 "warning",
                 "drift",
-                f"the mean of shard {shard} lies {distance:.2f} standard deviations from the others', more than "
+                f"the mean of shard {shard} lies {distance:.2f} standard deviations from the shards' median, more than "
                 f"{subject.config.max_drift:g}.",
                 "Sorted or mixed sources cause this, and so does an encoder that changed during extraction. The spot "
                 "check distinguishes the two.",

@@ -71,7 +71,7 @@ class ImportanceEstimator(nn.Module):
         tag(self, "importance")
 
     def forward(self, tokens_BL: Tensor, valid_BL: Tensor) -> Tensor:
-        """Estimate the importance (B, L) float32 of every token from its whole text; pads are not read."""
+        """Estimate the importance (B, L) float32 of every token from its entire text; pads are not read."""
         x_BLE = (self.tokens(tokens_BL) + self.positions.weight[: tokens_BL.shape[1]]).float()
         mask = key_mask(valid_BL)
         for block in self.blocks:

@@ -205,7 +205,7 @@ class ContinuousImageTextGeneration(ModalityGeneration):
     def write(
         self, canvas_BL: Tensor, open_BL: Tensor, *, latents_Bd: Tensor | None, sampler: Any, generator: RowGenerator
     ) -> TextSample:
-        """Write whole captions given images, or unconditionally; captions with given tokens are refused."""
+        """Write complete captions given images, or unconditionally; captions with given tokens are refused."""
         valid_BL = self._all_open(canvas_BL, open_BL)
         logits = self._logits(canvas_BL, latents_Bd)
         guidable = latents_Bd is not None and self.config.trains_null_value
@@ -249,7 +249,7 @@ class ContinuousImageTextGeneration(ModalityGeneration):
     def _all_open(self, canvas_BL: Tensor, open_BL: Tensor) -> Tensor:
         valid_BL = canvas_BL != self.shape.pad_id
         if not torch.equal(valid_BL, open_BL):
-            raise self._missing("captions with given tokens; it writes whole captions")
+            raise self._missing("captions with given tokens; it writes complete captions")
         return valid_BL
 
     def _unflat(self, caption_Bd: Tensor) -> Tensor:

@@ -42,8 +42,7 @@ class L2tConfig(T2lConfig):
     """
 
     samples: Candidates = 1
-    """Number of texts for each latent; more than one need a temperature above 0 or the length 'sample'. The table marks
-    the best"""
+    """Number of texts for each latent; at temperature 0 they have different lengths. The table marks the best"""
 
 
 @config

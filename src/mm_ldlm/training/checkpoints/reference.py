@@ -1,5 +1,5 @@
-"""Names in the folder of a run, and the run that samples and scores are made of: that of data/06_models/run.json, or
-one that is chosen by its path (`--params run=PATH`). Separate from `folder`, so that it does not need torch.
+"""Names in the folder of a run, and the run that samples and scores are made of: named by data/06_models/run.json, or
+chosen by its path (`--params run=PATH`). Separate from `folder`, so that it does not need torch.
 """
 
 import glob
@@ -24,8 +24,8 @@ EVALUATION = "evaluation"
 OTHER_RUNS = "other_runs"
 """Folder, below the results, of the results of runs that were chosen by their path."""
 CHOSEN = "chosen"
-"""Key of the reference of a run that was chosen by its path: the name of its checkpoint, or None for that of the
-parameters."""
+"""Key of the reference of a run that was chosen by its path: the name of its checkpoint, or None for the
+parameters' checkpoint."""
 
 
 def name_of(step: int) -> str:
@@ -92,7 +92,7 @@ def run_folder(runs: Path, reference: Any) -> Path:
 
 
 def weights_folder(runs: Path, reference: Any) -> Path:
-    """Return the folder to load a model from: that of the run, or of the checkpoint that was chosen by its path.
+    """Return the folder to load a model from: the run, or the checkpoint that was chosen by its path.
 
     Raises:
         CheckpointError: the reference names no run, or a checkpoint that is newer than all that the run has.

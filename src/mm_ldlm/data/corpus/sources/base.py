@@ -291,10 +291,7 @@ class ColumnsConfig(SourceConfig):
         """
         for name in self.read_columns:
             if (count := list(names).count(name)) > 1:
-                raise SourceError(
-                    f"{file}: expected one column '{name}', found {count}. Rename or remove the others, because the "
-                    "source would have to choose one of them."
-                )
+                raise SourceError(f"{file}: expected one column '{name}', found {count}. Rename or remove the others.")
         return None if {*self.required} - {*names} else [name for name in self.read_columns if name in names]
 
     def rows_of(

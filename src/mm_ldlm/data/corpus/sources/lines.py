@@ -123,7 +123,7 @@ class Line(NamedTuple):
 
 
 def read_lines(path: Path, *, encoding: str, max_bytes: int, whole: bool = False) -> Iterator[Line]:
-    """Yield the lines of a text file, or the whole file as one; a line is never held beyond `max_bytes`.
+    """Yield the lines of a text file, or the entire file as one; a line is never held beyond `max_bytes`.
 
     Line breaks are LF or CR LF; a UTF-8 byte order mark is dropped. A line that cannot be decoded, contains NUL or
     exceeds `max_bytes` is damaged.

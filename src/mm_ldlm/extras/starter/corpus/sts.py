@@ -1,4 +1,4 @@
-"""Graded sentence pairs: the gold score counts what was changed in the scene, no model has a say in it.
+"""Graded sentence pairs: the gold score counts the changes to the scene, without a model.
 
 | score | kind | what the second sentence does |
 | --- | --- | --- |
