@@ -54,7 +54,7 @@ def measure(name: str, data: Path) -> list[dict[str, Any]]:
         print(f"  nothing to measure for {name}: found no run in {data.name}/. Start `kedro run` first.")
         return []
     from mm_ldlm import MMLDLM
-    from mm_ldlm.data.dataset import Dataset
+    from mm_ldlm.data.dataset_manifest import Dataset
     from mm_ldlm.data.held_out import held_out
     from mm_ldlm.sampling.registry import text_sampler
 

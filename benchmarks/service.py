@@ -43,7 +43,7 @@ def run() -> list[dict[str, Any]]:
         print(f"  nothing to measure: found no run in {DATA.name}/. Start `kedro run` first.")
         return []
     from mm_ldlm import MMLDLM
-    from mm_ldlm.data.dataset import Dataset
+    from mm_ldlm.data.dataset_manifest import Dataset
     from mm_ldlm.data.held_out import held_out
 
     model = MMLDLM.from_run(runs, device="cpu")

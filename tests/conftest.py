@@ -81,8 +81,8 @@ def _write_dataset(
 
     from mm_ldlm.data.corpus.record import RECORD_SCHEMA, record_id
     from mm_ldlm.data.corpus.tokens import TOKEN_SCHEMA
-    from mm_ldlm.data.dataset import commit
-    from mm_ldlm.data.index import INDEX_SCHEMA
+    from mm_ldlm.data.dataset_manifest import commit
+    from mm_ldlm.data.example_index import INDEX_SCHEMA
     from mm_ldlm.data.latents.normaliser import Normaliser
     from mm_ldlm.data.latents.store import schema
     from mm_ldlm.data.store import write_store

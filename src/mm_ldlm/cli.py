@@ -17,7 +17,7 @@ from kedro.pipeline import Pipeline
 from mm_ldlm.app.config_loader import MOST_BYTES, merge, parse_yaml
 from mm_ldlm.app.console import messages_only
 from mm_ldlm.app.hooks import ProjectHooks
-from mm_ldlm.app.params import EXAMPLE, nested, parse_params
+from mm_ldlm.app.params_option import EXAMPLE, nested, parse_params
 from mm_ldlm.core import ConfigurationError, MMLDLMError, StoreError, mask, nearest, purposeful, reason_of, show
 from mm_ldlm.core.files import InputFile, write_problem
 

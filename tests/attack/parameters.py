@@ -151,7 +151,7 @@ def generate(draw: random.Random) -> dict[str, Any]:
 def run(parameters: dict[str, Any], folder: Path, pristine: dict[str, Any]) -> str:
     from mm_ldlm.app.config_loader import merge
     from mm_ldlm.app.parameters import check_machine, check_parameters
-    from mm_ldlm.app.params import parse_params
+    from mm_ldlm.app.params_option import parse_params
     from mm_ldlm.core import MMLDLMError, TrainingDiverged
     from mm_ldlm.training.initial import refuse_missing_origin
 

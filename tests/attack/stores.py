@@ -32,7 +32,7 @@ def generate(draw: random.Random) -> dict[str, Any]:
 
 
 def run(parameters: dict[str, Any], folder: Path, pristine: dict[str, str]) -> str:
-    from mm_ldlm.data.dataset import Dataset
+    from mm_ldlm.data.dataset_manifest import Dataset
     from mm_ldlm.data.held_out import held_out
 
     how, draw = parameters["how"], random.Random(parameters["draw"])
@@ -137,7 +137,7 @@ def _other_schema(path: Path, draw: random.Random) -> None:
 
 def read_all(folder: Path) -> dict[str, str]:
     """Read every row of every store, as a user of the dataset would; a digest of each."""
-    from mm_ldlm.data.dataset import Dataset
+    from mm_ldlm.data.dataset_manifest import Dataset
     from mm_ldlm.data.store import ShardStore
 
     dataset = Dataset.open(folder)

@@ -300,7 +300,7 @@ def test_a_name_that_leads_out_is_refused(name: Any, root: Path, refuses: Any) -
 def _readers() -> dict[str, Callable[[Path], Any]]:
     from mm_ldlm import cli
     from mm_ldlm.data.corpus.tokenizer import TextTokenizer, base_from_path
-    from mm_ldlm.data.dataset import Dataset
+    from mm_ldlm.data.dataset_manifest import Dataset
     from mm_ldlm.data.latents.normaliser import Normaliser
     from mm_ldlm.data.store import Manifest
     from mm_ldlm.inference.files import read_array, read_texts

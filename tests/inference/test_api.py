@@ -82,7 +82,7 @@ def test_the_size_of_batches_and_the_number_of_lanes_change_no_result(
     request, latents = REQUESTS[name], unit_latents(5)
     whole, parts = request(model, latents), request(small, latents)
     same(whole, parts)
-    monkeypatch.setattr("mm_ldlm.inference.writing.lanes_of", lambda device: 3)
+    monkeypatch.setattr("mm_ldlm.inference.writer.lanes_of", lambda device: 3)
     same(parts, request(small, latents), exactly=True)
     if "embed" not in name and "score" not in name:
         assert len(whole.to_frame())
@@ -242,7 +242,7 @@ def test_an_encoder_is_loaded_once_and_called_by_one_lane_at_a_time(
         return loaded[-1]
 
     loaded: list[BagEncoder] = []
-    monkeypatch.setattr("mm_ldlm.inference.writing.lanes_of", lambda device: 4)
+    monkeypatch.setattr("mm_ldlm.inference.writer.lanes_of", lambda device: 4)
     model = MMLDLM(replace(make().parts, load_encoder=load), batch_tokens=12)
     assert len(model.invert(unit_latents(8), search=SearchConfig(candidates=2, rounds=1))) == 8
     assert len(loaded) == 1
@@ -253,7 +253,7 @@ def test_the_way_from_a_request_to_the_loop_is_straight(model: MMLDLM, monkeypat
     frames = list[inspect.FrameInfo]()
     watched = lambda *given, **named: frames.extend(inspect.stack()) or denoising_loop(*given, **named)  # noqa: E731
     monkeypatch.setattr("mm_ldlm.sampling.orders.denoising_loop", watched)
-    monkeypatch.setattr("mm_ldlm.inference.writing.lanes_of", lambda device: 1)
+    monkeypatch.setattr("mm_ldlm.inference.writer.lanes_of", lambda device: 1)
     model.invert(np.eye(1, 6, dtype=np.float32))
     ours = [frame for frame in frames if "/mm_ldlm/" in frame.filename]
     assert len(ours) + 1 + 1 <= 7, "the command before them, and the loop after them"

@@ -16,7 +16,7 @@ from tests.inference.runs import DIM, LATENTS, BagEncoder, make
 
 from mm_ldlm.core import SamplingError
 from mm_ldlm.data.latents.recognition import Signature, unit
-from mm_ldlm.extras.editing.requests import slerp
+from mm_ldlm.extras.editing.interpolation import slerp
 from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.inference.model import _warn
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS, latent_sampler

@@ -13,7 +13,7 @@ from tests.components import random_batch
 from torch import Tensor, nn
 
 from mm_ldlm.core import ConfigurationError, config, parse, parse_kind
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference.loading import load_run
 from mm_ldlm.models.base import MODELS, DataShape, build_on_meta

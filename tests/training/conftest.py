@@ -10,7 +10,7 @@ import pytest
 from tests.training.task import SIZE
 
 from mm_ldlm.core import parse, parse_kind
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.models.base import MODELS
 from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training.config import TrainingConfig

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mm_ldlm.core import CheckpointError, ConfigurationError, FingerprintError, StoreError, WorkerFailed
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.training import session
 from mm_ldlm.training.data import open_data, token_counts
 from mm_ldlm.training.session import read_status, run_session, write_status

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.training.conftest import SETTINGS
 
 from mm_ldlm.core import ConfigurationError, parse
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.training.config import OptimizerConfig, TrainingConfig
 from mm_ldlm.training.spec import TrainingSpec, _resolved
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mm_ldlm.app.params import parse_params
+from mm_ldlm.app.params_option import parse_params
 from mm_ldlm.distributed.environment import counts_hosts, hosts
 from mm_ldlm.pipelines import MAIN
 

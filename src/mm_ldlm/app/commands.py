@@ -19,12 +19,12 @@ COMMANDS = Registry(
     "command",
     {
         "run": "mm_ldlm.__main__:run",
-        "invert": "mm_ldlm.inference.generating:invert",
-        "generate": "mm_ldlm.inference.generating:generate",
-        "embed": "mm_ldlm.inference.reading:embed",
-        "encode": "mm_ldlm.inference.reading:encode",
-        "score": "mm_ldlm.inference.reading:score",
-        "neighbours": "mm_ldlm.inference.reading:neighbours",
+        "invert": "mm_ldlm.inference.requests.generation:invert",
+        "generate": "mm_ldlm.inference.requests.generation:generate",
+        "embed": "mm_ldlm.inference.requests.embedding:embed",
+        "encode": "mm_ldlm.inference.requests.embedding:encode",
+        "score": "mm_ldlm.inference.requests.likelihood:score",
+        "neighbours": "mm_ldlm.inference.requests.neighbours:neighbours",
     },
     group="commands",
 )

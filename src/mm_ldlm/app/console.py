@@ -132,7 +132,7 @@ def command_of(name: str, request: Request) -> click.Command:
 
 def encoder_of(value: str, *, device: str | None = None) -> Any:
     """Load the encoder of an option: a name, or the parameters of an encoder as {kind: …, name: …}."""
-    from mm_ldlm.app.params import parse_params
+    from mm_ldlm.app.params_option import parse_params
     from mm_ldlm.data.encoders import load_encoder, parse_encoder
 
     given = parse_params(f"encoder={value}")["encoder"] if value.startswith("{") else {"name": value}

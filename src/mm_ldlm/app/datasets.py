@@ -23,7 +23,7 @@ from kedro_datasets.partitions import PartitionedDataset
 from mm_ldlm.app.catalog import AtPath
 from mm_ldlm.core.files import InputFile, refuse_other, write_bytes, write_text
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-from mm_ldlm.data.dataset import Dataset, commit, open_store
+from mm_ldlm.data.dataset_manifest import Dataset, commit, open_store
 from mm_ldlm.data.store import NOT_NEEDED, Manifest, ShardStore
 from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, weights_in
 from mm_ldlm.training.checkpoints.reference import chosen_run

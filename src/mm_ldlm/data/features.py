@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mm_ldlm.core import ConfigurationError, Registry, StoreError
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-from mm_ldlm.data.index import split_column
+from mm_ldlm.data.example_index import split_column
 from mm_ldlm.data.latents.normaliser import Normaliser, NormaliserConfig, calibrated, fit
 from mm_ldlm.data.store import Manifest, ShardStore
 from mm_ldlm.data.validation.findings import Finding

@@ -10,10 +10,11 @@ from typing import Any, Self
 import torch
 
 from mm_ldlm.core import Precision, Registry
-from mm_ldlm.inference import generating, reading
 from mm_ldlm.inference.exporting import pretrained_folder
 from mm_ldlm.inference.loading import load_run
 from mm_ldlm.inference.model import Encoder, LoadedModel
+from mm_ldlm.inference.requests import embedding, generation, likelihood
+from mm_ldlm.inference.requests.neighbours import neighbours
 
 REQUESTS = Registry(what="request", core={}, group="requests")
 """Methods and properties that families and other packages add to `MMLDLM`: functions whose first argument is the model,
@@ -78,12 +79,12 @@ class MMLDLM(LoadedModel):
         """
         return cls.from_run(pretrained_folder(name, revision=revision), **options)
 
-    invert = generating.invert
-    generate = generating.generate
-    embed = reading.embed
-    encode = reading.encode
-    neighbours = reading.neighbours
-    score = reading.score
+    invert = generation.invert
+    generate = generation.generate
+    embed = embedding.embed
+    encode = embedding.encode
+    neighbours = neighbours
+    score = likelihood.score
 
     def __getattr__(self, name: str) -> Any:
         """Find a request that a family or another package adds (`REQUESTS`)."""

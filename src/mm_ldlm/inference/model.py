@@ -34,7 +34,7 @@ from mm_ldlm.inference.loading import Parts
 from mm_ldlm.inference.precision import in_precision
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.inference.traces import traces_of
-from mm_ldlm.inference.writing import Reembed, Writer, Written
+from mm_ldlm.inference.writer import Reembed, Writer, Written
 from mm_ldlm.models.defaults import plain_defaults
 from mm_ldlm.objectives.capabilities import USES
 from mm_ldlm.sampling.limits import Steps, Temperature

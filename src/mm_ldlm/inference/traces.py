@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
-from mm_ldlm.inference.writing import Reembed
+from mm_ldlm.inference.writer import Reembed
 from mm_ldlm.sampling.traces import WORDS, Frame
 
 if TYPE_CHECKING:

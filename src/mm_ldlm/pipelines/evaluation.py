@@ -20,7 +20,7 @@ from mm_ldlm.pipelines.trained import load_trained
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 if TYPE_CHECKING:
-    from mm_ldlm.data.dataset import Dataset
+    from mm_ldlm.data.dataset_manifest import Dataset
     from mm_ldlm.evaluation.config import EvaluationConfig
     from mm_ldlm.inference.api import MMLDLM
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mm_ldlm.training.checkpoints.reference import weights_folder
 
 if TYPE_CHECKING:
-    from mm_ldlm.data.dataset import Dataset
+    from mm_ldlm.data.dataset_manifest import Dataset
     from mm_ldlm.inference.api import MMLDLM
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from kedro.pipeline import Pipeline, node
 
 from mm_ldlm.core.files import new_directory
+from mm_ldlm.data.example_index import write_index, write_quarantine
 from mm_ldlm.data.features import Inputs, fit_all, open_all, planned, sections
-from mm_ldlm.data.index import write_index, write_quarantine
 from mm_ldlm.data.store import NOT_NEEDED, Manifest, NotNeeded, ShardStore
 from mm_ldlm.data.validation.checks import plots, validate
 from mm_ldlm.data.validation.findings import enforce

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from mm_ldlm.core import FingerprintError
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.models.base import DataShape
 from mm_ldlm.training.batches import Source
 from mm_ldlm.training.spec import TrainingSpec, stores_of_fields

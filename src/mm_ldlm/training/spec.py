@@ -15,7 +15,7 @@ import torch
 
 from mm_ldlm.core import ConfigurationError, parse, to_dict
 from mm_ldlm.core.files import InputFile
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.data.features import feature_of
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.distributed.launch import with_environment

@@ -12,7 +12,7 @@ import pytest
 from tests.inference.runs import BagEncoder, make
 
 from mm_ldlm.app.parameters import check_parameters
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.data.held_out import held_out
 from mm_ldlm.evaluation.config import (
     BootstrapConfig,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.training import conftest, task
 
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.extras.progress import preview
 from mm_ldlm.training import loop
 from mm_ldlm.training.build import build

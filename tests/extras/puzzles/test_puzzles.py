@@ -17,7 +17,7 @@ from mm_ldlm.data.held_out import Sentences
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.extras.puzzles import suite
 from mm_ldlm.extras.puzzles.config import CompletionConfig
-from mm_ldlm.inference.writing import Written
+from mm_ldlm.inference.writer import Written
 
 FEW = {"num_train": 30, "num_validation": 5, "num_test": 5}
 

@@ -17,7 +17,7 @@ from tests.toy.toy_component import ToyGeneration
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import ConfigurationError, EvaluationError, parse
 from mm_ldlm.data.corpus.tokenizer import WrapConfig
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.data.encoders.base import parse_encoder
 from mm_ldlm.evaluation.config import EvaluationConfig
 from mm_ldlm.evaluation.suites import suites

@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 from tests.components import SHAPE, random_batch, root_of
 from torch import Tensor
 
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.data.held_out import held_out
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.atat.curriculum import factors

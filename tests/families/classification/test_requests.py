@@ -12,7 +12,7 @@ from tests.inference.runs import tokenizer
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import SamplingError, parse, parse_kind
-from mm_ldlm.data.dataset import commit
+from mm_ldlm.data.dataset_manifest import commit
 from mm_ldlm.data.features import Inputs
 from mm_ldlm.data.held_out import sample_rows
 from mm_ldlm.data.latents.normaliser import Normaliser

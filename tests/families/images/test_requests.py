@@ -18,7 +18,7 @@ from tests.inference.runs import tokenizer
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import ConfigurationError, SamplingError, parse, parse_kind
-from mm_ldlm.data.dataset import commit
+from mm_ldlm.data.dataset_manifest import commit
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.latents.store import KIND, schema, table
 from mm_ldlm.data.store import write_store

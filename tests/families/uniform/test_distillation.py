@@ -14,7 +14,7 @@ from tests.training import task
 from torch import Tensor
 
 from mm_ldlm.core import parse, parse_kind
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import MODELS
 from mm_ldlm.objectives.base import OBJECTIVES, Batch, Losses

@@ -20,7 +20,7 @@ from mm_ldlm.training.checkpoints.provenance import MADE_BY, made_by, refuse_oth
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from mm_ldlm.data.dataset import Dataset
+    from mm_ldlm.data.dataset_manifest import Dataset
     from mm_ldlm.evaluation.config import EvaluationConfig
     from mm_ldlm.evaluation.report.inputs import ReportInputs
     from mm_ldlm.inference.api import MMLDLM

@@ -31,7 +31,7 @@ def audit(vectors: str, texts: str | None, params: str, seed: int, output: str, 
     VECTORS is a .npy file, whose texts are the lines of TEXTS; a table with texts and vectors (.parquet, .jsonl, .csv);
     a folder of LanceDB; or the address of a PostgreSQL database (postgresql://HOST/DATABASE). Nothing is written to it.
     """
-    from mm_ldlm.app.params import parse_params
+    from mm_ldlm.app.params_option import parse_params
     from mm_ldlm.core import Seed, check, parse, refuse_unwritable
 
     page = Path(output)

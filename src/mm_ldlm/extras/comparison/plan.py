@@ -204,7 +204,7 @@ def params_of(
             in MLflow.
     """
     from mm_ldlm.app.config_loader import merge
-    from mm_ldlm.app.params import nested
+    from mm_ldlm.app.params_option import nested
 
     training: dict[str, Any] = {"seed": seed}
     if budget is not None and budget.tokens is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from mm_ldlm.core import MMLDLMError
 from mm_ldlm.core.files import InputFile, recorded, write_json
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.data.store.manifest import NAME as MANIFEST
 from mm_ldlm.distributed.entry import die_with_parent
 from mm_ldlm.evaluation.report.inputs import record_of

@@ -2,13 +2,13 @@
 
 COMPONENTS: dict[str, dict[str, str]] = {
     "requests": {
-        "infill": "mm_ldlm.extras.editing.requests:infill",
-        "edit": "mm_ldlm.extras.editing.requests:edit",
-        "interpolate": "mm_ldlm.extras.editing.requests:interpolate",
+        "infill": "mm_ldlm.extras.editing.infilling:infill",
+        "edit": "mm_ldlm.extras.editing.infilling:edit",
+        "interpolate": "mm_ldlm.extras.editing.interpolation:interpolate",
     },
     "commands": {
-        "infill": "mm_ldlm.extras.editing.requests:infill",
-        "edit": "mm_ldlm.extras.editing.requests:edit",
-        "interpolate": "mm_ldlm.extras.editing.requests:interpolate",
+        "infill": "mm_ldlm.extras.editing.infilling:infill",
+        "edit": "mm_ldlm.extras.editing.infilling:edit",
+        "interpolate": "mm_ldlm.extras.editing.interpolation:interpolate",
     },
 }

@@ -27,12 +27,12 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from mm_ldlm.core import MMLDLMError, bounded, config, mask, parse
 from mm_ldlm.data.corpus.splits import SPLITS
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.data.held_out import held_out, sample_rows
 from mm_ldlm.evaluation.report.page import rendered
 from mm_ldlm.evaluation.report.traces import played
 from mm_ldlm.inference.api import MMLDLM
-from mm_ldlm.inference.reading import corpus_of
+from mm_ldlm.inference.requests.neighbours import corpus_of
 from mm_ldlm.sampling.registry import TEXT_SAMPLERS
 
 Name = Literal["invert", "interpolate", "edit", "infill", "neighbours"]

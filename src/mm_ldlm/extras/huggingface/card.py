@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from mm_ldlm.core import MMLDLMError
 from mm_ldlm.data.corpus.splits import SPLITS
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.compare import Result, load_result
 from mm_ldlm.evaluation.report.page import spelled

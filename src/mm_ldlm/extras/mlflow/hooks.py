@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kedro.io import CatalogProtocol
     from kedro.pipeline import Pipeline
 
-    from mm_ldlm.data.dataset import Dataset
+    from mm_ldlm.data.dataset_manifest import Dataset
 
 log = logging.getLogger(__name__)
 

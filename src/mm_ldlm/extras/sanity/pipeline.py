@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kedro.pipeline import Pipeline, node
 
 if TYPE_CHECKING:
-    from mm_ldlm.data.dataset import Dataset
+    from mm_ldlm.data.dataset_manifest import Dataset
     from mm_ldlm.data.encoders import EncoderConfig
     from mm_ldlm.extras.sanity.checks import SanityConfig
     from mm_ldlm.models.base import ModelConfig

@@ -21,7 +21,7 @@ from mm_ldlm.core.files import recorded, write_json
 from mm_ldlm.core.progress import shown
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.corpus.wrapping import wrap_of, wrapped
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.data.encoders.base import EncoderConfig, load_encoder, no_encoder
 from mm_ldlm.data.held_out import held_out, sample_rows
 from mm_ldlm.data.store.fingerprint import fingerprint

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from kedro.pipeline import Pipeline, node
 
 if TYPE_CHECKING:
-    from mm_ldlm.data.dataset import Dataset
+    from mm_ldlm.data.dataset_manifest import Dataset
     from mm_ldlm.data.encoders import EncoderConfig
     from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
     from mm_ldlm.extras.score_card.config import ScoreCardConfig

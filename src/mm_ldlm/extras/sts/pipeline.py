@@ -8,7 +8,7 @@ from kedro.pipeline import Pipeline, node
 from mm_ldlm.pipelines.trained import load_trained
 
 if TYPE_CHECKING:
-    from mm_ldlm.data.dataset import Dataset
+    from mm_ldlm.data.dataset_manifest import Dataset
     from mm_ldlm.inference.api import MMLDLM
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from mm_ldlm.core import SamplingError, check
 from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.inference.arguments import texts_of, vectors_of
 from mm_ldlm.inference.model import Latents, TooLong, by_row
-from mm_ldlm.inference.writing import Values
+from mm_ldlm.inference.writer import Values
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mm_ldlm.core import EvaluationError, Rows, RowsOrNone, config
 from mm_ldlm.data.corpus.splits import Split
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.data.held_out import Rows as StoreRows
 from mm_ldlm.data.held_out import read_sentences, sample_rows, split_rows
 from mm_ldlm.evaluation.bootstrap import Bootstrap, Statistic, calibration_error, reliability

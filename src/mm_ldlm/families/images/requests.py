@@ -15,9 +15,9 @@ from mm_ldlm.core import Rows, SamplingError, Seed, check, parse_kind
 from mm_ldlm.families.images.config import CAPTION_SAMPLERS
 from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.inference.arguments import array_of, check_tokens, latent_sampler_of, texts_of
-from mm_ldlm.inference.generating import length_of
+from mm_ldlm.inference.requests.generation import length_of
 from mm_ldlm.inference.results import Texts
-from mm_ldlm.inference.writing import Writer, refuse_texts_beyond_memory
+from mm_ldlm.inference.writer import Writer, refuse_texts_beyond_memory
 from mm_ldlm.sampling.gaussian import GridSampler
 from mm_ldlm.sampling.limits import Length, Steps
 from mm_ldlm.sampling.registry import text_sampler

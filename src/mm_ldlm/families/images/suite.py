@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mm_ldlm.data import held_out as sentences
 from mm_ldlm.data.corpus.record import LABEL, label_text, meta_value
-from mm_ldlm.data.dataset import Dataset
+from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.evaluation.suites.base import Evaluation, Form, Headline, Metrics, Suite
 
 Vectors = npt.NDArray[np.float32]

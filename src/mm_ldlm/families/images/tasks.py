@@ -7,7 +7,7 @@ from mm_ldlm.pipelines.sampling.tasks import Columns, Task, held_out, text_rows
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mm_ldlm.data.dataset import Dataset
+    from mm_ldlm.data.dataset_manifest import Dataset
     from mm_ldlm.families.images.config import ImageTasksConfig
     from mm_ldlm.inference.api import MMLDLM
 

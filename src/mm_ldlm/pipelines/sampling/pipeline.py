@@ -21,7 +21,7 @@ from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, made_by
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mm_ldlm.data.dataset import Dataset
+    from mm_ldlm.data.dataset_manifest import Dataset
     from mm_ldlm.inference.api import MMLDLM
 
 log = logging.getLogger(__name__)

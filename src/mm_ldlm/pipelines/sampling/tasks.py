@@ -18,7 +18,7 @@ from mm_ldlm.pipelines.sampling import TASKS
 if TYPE_CHECKING:
     import pandas as pd
 
-    from mm_ldlm.data.dataset import Dataset
+    from mm_ldlm.data.dataset_manifest import Dataset
     from mm_ldlm.inference.api import MMLDLM
     from mm_ldlm.objectives.capabilities import Capabilities
     from mm_ldlm.pipelines.sampling.config import SamplingConfig

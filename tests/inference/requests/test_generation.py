@@ -12,8 +12,8 @@ from tests.inference.runs import MMDIT, MULTIMODAL, BagEncoder, make, root_of, t
 from mm_ldlm.core import SamplingError, parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.inference.api import MMLDLM
-from mm_ldlm.inference.generating import _several
 from mm_ldlm.inference.loading import Parts
+from mm_ldlm.inference.requests.generation import _several
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.models.base import MODELS
 from mm_ldlm.objectives.base import OBJECTIVES, Batch
@@ -113,7 +113,8 @@ def test_no_text_takes_more_than_its_calls_or_depends_on_its_batch(
     spent_n = made.model_calls.reshape(3, -1).sum(axis=1)
     assert spent_n.max() <= calls
     least = calls - samples * sampler.override(steps=1).most_calls(12)
-    assert "search" in how or spent_n.min() > least, "no call that a child could take is left"
+    early = "search" in how or sampler.kind == "threshold"  # which end when nothing is left to write
+    assert early or spent_n.min() > least, "no call that a child could take is left"
     assert how.get("length") != 9 or {len(ids) for ids in made.tokens} == {9}
 
 

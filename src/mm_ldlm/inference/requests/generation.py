@@ -13,7 +13,7 @@ from mm_ldlm.core import Fraction, PositiveInt, Rows, SamplingError, Seed, check
 from mm_ldlm.inference.arguments import latent_sampler_of
 from mm_ldlm.inference.model import Latents, LoadedModel, by_row
 from mm_ldlm.inference.results import Texts
-from mm_ldlm.inference.writing import Written, refuse_texts_beyond_memory
+from mm_ldlm.inference.writer import Written, refuse_texts_beyond_memory
 from mm_ldlm.sampling.joint import JointOrder, refuse_samplers
 from mm_ldlm.sampling.limits import Candidates, Length
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS

@@ -12,7 +12,7 @@ from tests.damage import refused_or_harmless
 from tests.data.corpus.examples import word_tokenizer
 
 from mm_ldlm.core import FingerprintError, StoreError
-from mm_ldlm.data.dataset import NAME, Dataset, Entry, commit
+from mm_ldlm.data.dataset_manifest import NAME, Dataset, Entry, commit
 from mm_ldlm.data.store import write_store
 
 TEXTS = [f"w{i} w{(i * 3) % 20} " + "w1 " * (i % 4) for i in range(20)]

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_ldlm.core import ValidationError
-from mm_ldlm.data import index as module
-from mm_ldlm.data.index import split_column, write_index, write_quarantine
+from mm_ldlm.data import example_index as module
+from mm_ldlm.data.example_index import split_column, write_index, write_quarantine
 from mm_ldlm.data.store import ShardStore
 
 COUNT = 20

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.app.params import nested, parse_params
+from mm_ldlm.app.params_option import nested, parse_params
 from mm_ldlm.core import ConfigurationError, setting
 
 KEYS = st.text(string.ascii_lowercase, min_size=1, max_size=5)

@@ -21,8 +21,8 @@ from mm_ldlm.core.files import InputFile, json_document, write_json
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer
 from mm_ldlm.data.corpus.tokens import TOKEN_SCHEMA
+from mm_ldlm.data.example_index import INDEX_SCHEMA, split_column
 from mm_ldlm.data.features import FEATURES, Field, feature_of
-from mm_ldlm.data.index import INDEX_SCHEMA, split_column
 from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.data.latents.store import LatentStore
 from mm_ldlm.data.store import Manifest, ShardStore
