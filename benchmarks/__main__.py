@@ -21,12 +21,12 @@ FIELDS = ("value", "unit", "peer", "peer_value", "ratio")
 
 
 def names() -> list[str]:
-    """The benchmark modules beside this file."""
+    """List the benchmark modules next to this file."""
     return sorted(path.stem for path in HERE.glob("*.py") if not path.stem.startswith("_"))
 
 
 def collect(chosen: list[str], *, results: dict[str, Any]) -> dict[str, Any]:
-    """Run the modules in `chosen` and return `results` with theirs put in by name."""
+    """Run the modules `chosen`, and return `results` with the new ones added by name."""
     merged = dict(results)
     for module in chosen:
         print(f"{module} …", flush=True)
