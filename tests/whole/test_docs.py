@@ -1,7 +1,6 @@
 """The documentation: documented commands, modules, pages and Python exist and run as they are written."""
 
 import importlib.util
-import json
 import re
 import shlex
 import subprocess
@@ -106,17 +105,15 @@ def test_a_documented_command_has_the_options_that_it_names(
 
 
 def test_documented_make_targets_exist() -> None:
-    targets = {*re.findall(r"^([a-z-]+):", (PROJECT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)}
     documented = {words[1] for _, words in commands() if words[0] == "make" and "=" not in words[1]}
-    assert {"run", "test"} <= documented <= targets
+    assert {"run", "test"} <= documented
     for target in documented:
         subprocess.run(["make", "--dry-run", target], cwd=PROJECT, check=True, capture_output=True)
 
 
 def test_documented_modules_exist() -> None:
-    for page, words in commands():
-        if "-m" in words and words[0] in ("python", "torchrun", "python3"):
-            assert importlib.util.find_spec(words[words.index("-m") + 1]), (page, words)
+    runs = [words for _, words in commands() if "-m" in words and words[0] in ("python", "torchrun", "python3")]
+    assert not [words for words in runs if not importlib.util.find_spec(words[words.index("-m") + 1])]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -139,13 +136,6 @@ def test_the_site_is_built_without_a_broken_link_or_a_missing_object() -> None:
     words = ("make", "docs", f"BIN={Path(sys.executable).parent}", "DOCS=")
     subprocess.run(words, cwd=PROJECT, check=True)
     assert "MMLDLM" in (PROJECT / "build/site/docs/reference/index.html").read_text(encoding="utf-8")
-
-
-def test_notebooks_are_short_and_have_no_outputs() -> None:
-    for path in (PROJECT / "notebooks").glob("*.ipynb"):
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        assert len(cells) < 12, path.name
-        assert not [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")], path.name
 
 
 def test_pitfall_23_measured_figures_name_the_command_that_gives_them() -> None:

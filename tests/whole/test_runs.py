@@ -177,6 +177,7 @@ def test_kedro_viz_builds_offline_with_layers_and_previews(finished: Path, run_k
 )  # fmt: skip
 def test_a_notebook_runs_on_the_finished_run(project: Path, finished: Path, name: str) -> None:
     notebook = nbformat.read(finished / "notebooks" / f"{name}.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "no outputs are stored"
     environment = {**os.environ, "KEDRO_ENV": "test", "PYTHONPATH": str(project / "src")}
     nbclient.NotebookClient(notebook, timeout=1800, startup_timeout=1800).execute(
         cwd=str(finished / "notebooks"), env=environment
