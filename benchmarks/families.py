@@ -25,7 +25,7 @@ _ENVIRONMENTS = {
 }
 """Name → environment, and what differs in its process"""
 FAMILIES = {name: about for name, about in _ENVIRONMENTS.items() if (training.CONF / about[0]).is_dir()}
-"""Those of the installed families"""
+"""Environments of the installed families"""
 TOKENS = 1024
 """Padded tokens of a step"""
 STEPS, ROUNDS = 10, 5

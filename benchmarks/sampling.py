@@ -3,7 +3,7 @@
 All samplers get the same held-out latents, batches and length head; rounds alternate and the fastest of each counts.
 `exact_match` is the fraction of sentences that are reconstructed token for token. A sampler is compared at equal
 quality where it reaches at least 99 % of the ancestral sampler's exact match. The benchmark needs the run and the
-stores that `kedro run` leaves in `data/`, and measures those of `--env=tatoeba` in `data/tatoeba` too.
+stores that `kedro run` leaves in `data/`, and also measures the stores of `--env=tatoeba` in `data/tatoeba`.
 """
 
 import json

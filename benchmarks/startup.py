@@ -16,7 +16,7 @@ MODEL, TEXT = "minilm-english", "The weather in Paris was lovely last summer."
 
 
 def run() -> list[dict[str, Any]]:
-    """Return the rows: median seconds of a process, and those of `import torch`."""
+    """Return the rows: median seconds of a process, and of `import torch`."""
     from mm_ldlm import MMLDLM
 
     words: dict[str, list[str]] = {

@@ -18,7 +18,7 @@ PACKAGE = "src/mm_ldlm"
 
 @dataclass(frozen=True)
 class Equivalent:
-    """A mutant that no test can kill, because its behaviour is that of the original."""
+    """A mutant that no test can kill, because it behaves like the original."""
 
     path: str
     line: str

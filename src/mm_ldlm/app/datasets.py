@@ -29,7 +29,7 @@ from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY, weights_in
 from mm_ldlm.training.checkpoints.reference import chosen_run
 
 HOLDS = {"mapping": dict, "list": list, "numbers": dict[str, float]}
-"""What a JSON file of the catalog may hold"""
+"""Types of the content of a JSON file of the catalog"""
 PREVIEW_ROWS, _NUMBERS = 20, 8
 
 

@@ -39,7 +39,7 @@ LATENTS = "latents"
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What features are made from."""
+    """Inputs from which features are made."""
 
     records: ShardStore
     tokens: ShardStore

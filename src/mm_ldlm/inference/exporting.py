@@ -30,7 +30,7 @@ _PUBLISHED = ("name", "seed", "model", "objective", "shape", "fingerprints", "ve
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What is exported of a run."""
+    """Parts of a run that are exported."""
 
     run: Path
     """The folder of the run, or the checkpoint that was named instead of it"""

@@ -70,13 +70,13 @@ class Parts:
     capabilities: Capabilities
     tokenizer: TextTokenizer
     normalisers: Mapping[str, Any] = field(default_factory=dict)
-    """Normalisers of the fields, by the names of their folders in a checkpoint; "normaliser" is that of the latents"""
+    """Normalisers of the fields, by the names of their folders in a checkpoint; "normaliser" belongs to the latents"""
     load_encoder: Callable[[], Any] | None = None
     """Loads the encoder that made the latents; None if the run names no encoder that embeds texts"""
     encoder: str = ""
     """Name of that encoder"""
     load_own: Callable[[], Any] | None = None
-    """Loads the encoder of the training, which re-embeds texts if the latents are those of another encoder"""
+    """Loads the encoder of the training, which re-embeds texts if another encoder made the latents"""
     no_encoder: str = "this model was built without one."
     """Why there is none, for messages"""
     checkpoint: Path | None = None

@@ -54,7 +54,7 @@ FARTHEST = 1e6
 
 Request = TypeVar("Request", bound=Callable[..., Any])
 READ = "it reads them as [UNK]"
-"""What happens to words outside the vocabulary: the model reads them."""
+"""Treatment of words outside the vocabulary: the model reads them."""
 ENCODED = "the encoder reads them, but the model cannot write them"
 """The same for texts whose latents are the targets."""
 

@@ -5,7 +5,7 @@ from mm_ldlm.objectives.base import Batch
 
 
 class Observer:
-    """What an extra does before, in and after the steps of a run; a subclass overrides the methods that it needs.
+    """Work of an extra before, during and after the steps of a run; a subclass overrides the methods that it needs.
 
     The methods run on every rank that has the observer. One that communicates with other ranks is there on all of them.
     """

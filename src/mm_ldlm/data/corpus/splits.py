@@ -1,4 +1,4 @@
-"""Which split a record belongs to: a keyed hash of its text, or of the document or group that it is part of."""
+"""Assign records to splits by a keyed hash of the text, or of the document or group that a text is part of."""
 
 import struct
 from typing import Annotated, Literal

@@ -42,7 +42,7 @@ _FILES = ("tokenizer.json", "vocabulary.json")
 
 @config
 class WrapConfig:
-    """What is put between joined texts; a word names a token, such as [SEP], or is one, and null puts nothing.
+    """Tokens between joined texts; a word names a token, such as [SEP], or is one, and null stands for none.
 
     Attributes:
         separator: after each text.

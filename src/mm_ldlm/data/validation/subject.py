@@ -1,4 +1,4 @@
-"""What the checks of validation read."""
+"""Inputs of the checks of validation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mm_ldlm.data.store import ShardStore
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is checked.
+    """Stores and parameters that the checks read.
 
     Attributes:
         plan: the features that objective and model read.

@@ -37,7 +37,7 @@ AGAIN = (
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a suite reads.
+    """Inputs of a suite.
 
     Attributes:
         samples: task → its table of samples.

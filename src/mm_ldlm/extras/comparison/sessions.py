@@ -41,7 +41,7 @@ Command = Callable[[Path], Sequence[str]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a session ended.
+    """Outcome of a session.
 
     Attributes:
         status: finished, or failed.

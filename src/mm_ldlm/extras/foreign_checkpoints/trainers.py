@@ -24,7 +24,7 @@ TRAINERS = Registry(
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """What has the function of a checkpoint here."""
+    """Objective and model of this project that compute the function of a checkpoint."""
 
     when: Mapping[str, tuple[Any, ...]]
     """Permitted values of keys, which a configuration has or lacks"""
@@ -59,7 +59,7 @@ class Keys(NamedTuple):
     names: str
     """Patterns, separated by spaces"""
     use: str
-    """What becomes of them, or why they are not needed"""
+    """Their use here, or the reason why they are not needed"""
     only: tuple[Any, ...] = ()
     """The values with which a model here has the same function; empty: all"""
 

@@ -1,5 +1,5 @@
-"""What a run shows of itself: the remaining time and a sentence that the model writes, at intervals of a training, and
-at the end the scores, their files and the command that comes next.
+"""Progress of a run: the remaining time and a sentence that the model writes, at intervals of a training; at the end
+the scores, their files and the command that comes next.
 """
 
 COMPONENTS: dict[str, dict[str, str]] = {

@@ -21,7 +21,7 @@ KINDS = {
     "model": ("mm_ldlm.models.base:MODELS", "model.kind"),
     "sampler": ("mm_ldlm.sampling.registry:TEXT_SAMPLERS", "sampling.unconditional.text.kind"),
 }
-"""What can be written: its registry, and the parameter that chooses it, after those by which it fits `--env=mdlm`"""
+"""Component → its registry, and the parameter that chooses it, after the parameters by which it fits `--env=mdlm`"""
 
 
 @click.command("new")

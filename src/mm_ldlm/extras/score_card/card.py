@@ -65,7 +65,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Protocol:
-    """What all runs of a card have in common.
+    """Texts, samplers and judge that all runs of a card share.
 
     Attributes:
         unit: of entropy and diversity: the token, or the word where the runs tokenise differently.

@@ -27,7 +27,7 @@ LOWEST = 1e-3
 
 
 class MaskRates(NamedTuple):
-    """How every token of a batch is masked at its text's time."""
+    """Mask probability and loss weight of every token of a batch, at the time of its text."""
 
     probability_BL: Tensor
     """ρ_l in [0, 1], float64; 0 where not valid"""

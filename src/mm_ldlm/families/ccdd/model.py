@@ -25,7 +25,7 @@ from mm_ldlm.models.parts import tag
 
 
 class Output(NamedTuple):
-    """What the model predicts."""
+    """Predictions of the model."""
 
     logits: Tensor | None
     """(B, L, V), or (M, V) at the chosen positions; unnormalised"""

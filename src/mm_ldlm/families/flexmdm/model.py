@@ -19,7 +19,7 @@ from mm_ldlm.models.parts import tag
 
 
 class Output(NamedTuple):
-    """What the model predicts."""
+    """Predictions of the model."""
 
     logits: Tensor
     """(B, L, V), or (M, V) at the chosen positions; unnormalised"""

@@ -65,7 +65,7 @@ class SeddConfig(TextProcessConfig):
 
 
 class Sedd(TextProcess):
-    """What both graphs share: times, the loss in time and the likelihood bound (see `TextProcess`)."""
+    """Base of both graphs: times, the loss in time and the likelihood bound (see `TextProcess`)."""
 
     schedule: MaskSchedule
     is_word_V: Tensor

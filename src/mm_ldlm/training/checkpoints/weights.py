@@ -73,7 +73,7 @@ def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Everything of a module that a checkpoint holds, by name: parameters, shared ones once, and persistent buffers."""
+    """Return the tensors that a checkpoint holds, by name: parameters, shared ones once, and persistent buffers."""
     return {**dict(module.named_parameters()), **persistent_buffers(module)}
 
 

@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """Everything that a source may need besides its own keys.
+    """Inputs of a source besides its own keys.
 
     Attributes:
         seed: seed of the run, for sources that generate their texts.
