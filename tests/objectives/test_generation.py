@@ -155,6 +155,8 @@ def test_lengths_are_distributions_where_they_were_trained(kind: str, options: d
             continue
         made, able = root.objective.generative_model(root.model), config.capabilities(model)
         assert able.likelihood == "given_length" or changed != {"length_weight": 0.0} or not able.uses & SCORES
+        losses = root(batch, RowGenerator(0, batch.position_B), root.objective.kinds[-1], 50)
+        assert changed != {"length_weight": 0.0} or "length_loss" not in losses
         first = "latent_first", not made.latents_need_lengths  # else the lengths come before the latents
         for use, conditional in (("l2t", True), ("interpolate", True), ("unconditional", False), *orders, first):
             if use in able.untrained_lengths:

@@ -17,7 +17,7 @@ from torch import Tensor
 from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.data.held_out import held_out
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.families.atat.curriculum import factors
+from mm_ldlm.families.atat.curriculum import Curriculum, CurriculumConfig, factors
 from mm_ldlm.families.atat.masking_policies import mask_rates
 from mm_ldlm.families.atat.objective import frequency_prior, rank_by_row
 from mm_ldlm.inference.loading import load_run
@@ -44,9 +44,11 @@ def test_it_is_masked_diffusion_in_evaluation_and_with_uniform_masks(training: b
 
 @pytest.mark.parametrize("sharpening", [True, False])
 def test_a_step_weighs_each_mask_by_its_rate_and_stage_and_ranks_the_masks_of_a_text(sharpening: bool) -> None:
-    options = {"noised_inputs": 0.0, "warmup_steps": 0, "curriculum": {}, "policy": "inverse", "temperature": 0.5}
+    course = CurriculumConfig(steps=60)
+    options = {"noised_inputs": 0.0, "warmup_steps": 0, "curriculum": course, "policy": "inverse", "temperature": 0.5}
     root, seen = root_of("adaptive_masking", {**ESTIMATOR, **options, "time_sharpening": sharpening}), list[Any]()
     objective, batch = root.objective, random_batch(examples=32)
+    objective.estimator.output.weight.data *= 20  # so that tokens of every stage occur
     root.model.register_forward_hook(lambda *call: seen.append((*call[1], call[2], call[3].logits)), with_kwargs=True)
     found = dict(root(batch, RowGenerator(0, batch.position_B), "text", 50))
     ((noisy_BL, named, logits_MV),) = seen
@@ -62,7 +64,7 @@ def test_a_step_weighs_each_mask_by_its_rate_and_stage_and_ranks_the_masks_of_a_
     nll_BL = torch.zeros(noisy_BL.shape).masked_scatter(
         masked_BL, -logits_MV.log_softmax(-1).gather(1, batch.tokens_BL[masked_BL][:, None])[:, 0]
     )
-    weight_BL = rates.weight_BL * factors(importance_BL, valid_BL, objective.curriculum.fractions(50))
+    weight_BL = rates.weight_BL * factors(importance_BL, valid_BL, Curriculum(course, 0, 60).fractions(50))
     torch.testing.assert_close(found["text_loss"][0], (nll_BL * weight_BL)[masked_BL].sum().float())
     several_BL = masked_BL & (masked_BL.sum(1, keepdim=True) > 1)
     assert bool((masked_BL != several_BL).any())
@@ -90,6 +92,9 @@ def test_the_estimator_learns_from_its_own_loss_alone_and_the_denoiser_from_the_
         moved = {id(each) for each in root.parameters() if each.grad is not None and each.grad.any()}
         assert moved
         assert moved <= {id(each) for each in learns.parameters()}
+    block, x_BLE = root.objective.estimator.blocks[0], torch.randn(2, 3, 8)  # type: ignore[union-attr,index]
+    block.out.forward = block.down.forward = lambda input: 0 * x_BLE
+    assert torch.equal(block(x_BLE, None), x_BLE), "attention and MLP are added to the input"
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0])
@@ -150,6 +155,7 @@ def test_the_pieces_of_importance_are_mixed_as_the_mode_says() -> None:
         options = {"importance": mode, **(ESTIMATOR if mode in ("full", "learned_only") else {})}
         objective = root_of("adaptive_masking", options).objective
         objective.set_token_counts(lambda: torch.arange(SHAPE.first_noise_id))
+        assert objective.config.identity["importance"] == mode
         return objective.importance(tokens_BL, torch.ones_like(tokens_BL).bool())
 
     learned, prior = importance("learned_only"), importance("frequency_only")

@@ -118,17 +118,6 @@ def test_texts_follow_the_enumerated_distribution(model, keys, change):
         assert sum(abs(plain[text] - expected[text]) for text in plain) > 0.1
 
 
-def test_temperature_0_is_greedy_decoding(model):
-    sample = draw(model, rows(3), temperature=0.0)
-    text: tuple[int, ...] = ()
-    while len(text) < N:
-        probs = conditional(model, text)
-        if (token := probs.index(max(probs))) == END:
-            break
-        text = (*text, token)
-    assert texts(sample.tokens) == [text] * 3
-
-
 def test_log_probabilities_steps_and_calls(model):
     sample = draw(model, rows(50), temperature=0.7)
     lengths = [len(text) for text in texts(sample.tokens)]
@@ -142,22 +131,6 @@ def test_log_probabilities_steps_and_calls(model):
         assert bool((sample.log_probs[row, len(text) :] == 0).all())
     assert sample.calls_per_row.tolist() == [min(length + 1, N) for length in lengths]
     assert sample.model_calls == N
-
-
-def test_a_text_does_not_depend_on_the_others(model):
-    everyone = draw(model, rows(40)).tokens
-    some = torch.tensor([3, 17, 30])
-    assert torch.equal(draw(model, rows(40).select(some)).tokens, everyone[some])
-    other = draw(model, rows(40, seed=1)).tokens
-    assert not torch.equal(other, everyone)
-
-
-def test_texts_end_at_max_length(model):
-    sample = draw(model, rows(50), width=2)
-    assert sample.tokens.shape == (50, 2)
-    assert sample.model_calls == 2
-    assert {len(text) for text in texts(sample.tokens)} == {1, 2}
-    assert draw(model, rows(0)).tokens.shape == (0, N)
 
 
 def on(model, canvas: torch.Tensor):

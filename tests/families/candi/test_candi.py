@@ -9,7 +9,7 @@ from tests.components import SHAPE, random_batch
 from tests.diffusion.enumeration import JOINT, MASK, NLL, TEXTS, WORDS, V, W
 from torch import Tensor
 
-from mm_ldlm.core import parse_kind
+from mm_ldlm.core import ConfigurationError, SamplingError, parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.families.candi.objective import Candi, CandiGeneration
 from mm_ldlm.models.base import MODELS, TextOutput
@@ -199,6 +199,8 @@ def test_z_begins_as_noise_of_no_word_and_follows_the_filtered_estimate() -> Non
     denoiser = dataclasses.replace(generation(objective).text_denoiser(None, rows(1)), predict=predict)
     canvas = Canvas(denoise=denoiser, process=objective.process, tokens=torch.full((1, 4000), MASK), generator=rows(1))
     text_sampler("candi", steps=2, temperature=0.0).sample(canvas)
+    with pytest.raises(SamplingError, match=r"guidance 0\.5"):
+        text_sampler("candi", guidance=0.5).sample(canvas)
     torch.testing.assert_close(seen[0].mean(1), torch.zeros(1, W), atol=0.1, rtol=0)
     at_1, at_half = (objective.noise.std(objective.process.mask_probability(torch.tensor(t))) for t in (1.0, 0.5))
     left = float(at_half / at_1)
@@ -206,27 +208,11 @@ def test_z_begins_as_noise_of_no_word_and_follows_the_filtered_estimate() -> Non
     torch.testing.assert_close(estimate_1LW.amax(-1), torch.ones(1, 4000), atol=1e-3, rtol=0)
 
 
-def test_a_sample_depends_on_its_row_and_keeps_given_tokens() -> None:
-    objective, sampler = objective_of(), text_sampler("candi", steps=4)
-    denoiser = generation(objective).text_denoiser(None, rows(4))
-    canvas_BL = torch.tensor([[MASK, MASK], [int(WORDS[2]), MASK], [MASK, MASK], [MASK, int(WORDS[0])]])
-
-    def write(rows_A: list[int]) -> Tensor:
-        numbers = torch.tensor(rows_A)
-        canvas = Canvas(
-            denoise=denoiser, process=objective.process, tokens=canvas_BL[numbers], generator=RowGenerator(0, numbers)
-        )
-        made: Tensor = sampler.sample(canvas).tokens
-        return made
-
-    together_BL = write([0, 1, 2, 3])
-    assert bool((together_BL == canvas_BL)[canvas_BL != MASK].all())
-    assert bool((together_BL != MASK).all())
-    assert torch.equal(write([2, 1]), together_BL[[2, 1]])
-
-
 def test_samplers_of_texts_without_z_are_refused_before_a_run() -> None:
     config = parse_kind(OBJECTIVES, {"kind": "candi"}, at="objective")
+    assert config.identity == {"process": "absorbing", "min_rank": 0.05, "max_rank": 0.25}
+    with pytest.raises(ConfigurationError, match=r"0\.2 and 0\.2"):
+        objective_of(min_rank=0.2, max_rank=0.2)
     found = config.capabilities(parse_kind(MODELS, {"kind": "dit"}, at="model"))
     for sampler, fits in (("candi", True), ("ancestral", False), ("confidence", False)):
         assert (found.sampler_refusal(text_sampler(sampler), "infill", given_latent=False) is None) == fits
