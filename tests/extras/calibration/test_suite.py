@@ -1,9 +1,9 @@
 """The fit of the probabilities that inverted texts are right, and the suite of calibration on a finished quick run."""
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from tests.evaluation.suites.conftest import Run, run_of
 
 from mm_ldlm.core import to_dict
+from mm_ldlm.data.held_out import held_out
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.extras.calibration.config import CalibrationConfig, CalibrationKeys
 from mm_ldlm.extras.calibration.fitting import expected_calibration_error, fit_calibration, fit_curve, right_texts
 from mm_ldlm.extras.calibration.suite import EVENTS, InversionCalibration, measure
 from mm_ldlm.inference.calibration import Calibration, features_of
+from mm_ldlm.training.checkpoints.provenance import MADE_BY
 
 cosines = st.floats(-1, 1)
 log_probs = st.floats(-500, 0)
@@ -42,20 +44,39 @@ def test_a_run_that_cannot_be_calibrated_is_skipped_with_a_reason(run: Run) -> N
     suite, given = InversionCalibration(), run.of("calibration")
     off = replace(given, config=CalibrationKeys(calibration=CalibrationConfig(sentences=0)))
     assert "calibration.sentences" in str(suite.skip_reason(off))
-    unembedded = given.samples["l2t"].assign(cosine=math.nan)
+    unembedded = given.samples["l2t"].assign(cosine=lambda table: table["cosine"].where(table.index > 0))
     assert "cosine" in str(suite.skip_reason(replace(given, samples={"l2t": unembedded})))
+    no_rows: Any = SimpleNamespace(rows=lambda split: [])
+    assert "no validation split" in str(suite.skip_reason(replace(given, dataset=no_rows)))
     assert suite.skip_reason(given) is None
+
+
+def test_validation_sentences_are_inverted_as_the_held_out_ones_were(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, table, asked = run.of("calibration"), run.samples["l2t"].copy(), list[Any]()
+    config = replace(given.config, calibration=CalibrationConfig(sentences=5))
+    how = {"text": {"kind": "random"}, "length": 4, "search": {"rounds": 2}, "l2t": {"samples": 3}}
+    table.attrs = {MADE_BY: {"parameters": how}}
+    held = held_out(given.dataset, count=5, seed=7, split="validation")
+    made = SimpleNamespace(texts=held.texts, cosines=np.linspace(0, 1, 5), log_probs=np.zeros(5))
+    monkeypatch.setattr(given.model, "invert", lambda latents, **how: asked.append((latents.tolist(), how)) or made)
+    metrics, _ = InversionCalibration().evaluate(replace(given, config=config, seed=7, samples={"l2t": table}))
+    passed = {"sampler": how["text"], "length": 4, "search": how["search"], "samples": 3, "reembed": True, "seed": 7}
+    assert asked == [(held.latents.tolist(), passed)]
+    assert metrics["fitted"]["weights"] == given.model.parts.weights != {}
 
 
 def test_a_calibrated_prediction_has_the_error_of_chance_and_an_overconfident_one_more() -> None:
     draw = np.random.default_rng(0)
-    p_n = draw.beta(0.5, 0.5, 2000)
+    p_n = np.append(draw.beta(0.5, 0.5, 1900), np.full(100, 0.9))
     right = dict.fromkeys(EVENTS, draw.random(2000) < p_n)
-    found = measure({"exact": p_n, "up_to_case": p_n**0.2}, right, CalibrationConfig(), Bootstrap(100))
+    given = {"exact": p_n, "up_to_case": p_n**0.2, "content_words": p_n / 2}
+    found = measure(given, right, CalibrationConfig(), Bootstrap(100))
     good, bad = found["exact"], found["up_to_case"]
     assert good["error"]["value"] < 2 * good["by_chance"] < 0.05 < bad["error"]["low"]
-    assert good["vouched"]["value"] == (p_n >= 0.9).mean()
+    assert (good["vouched"]["value"], found["content_words"]["vouched_right"]) == ((p_n >= 0.9).mean(), None)
     assert good["vouched_right"]["value"] >= 0.9 > bad["vouched_right"]["value"]
+    _, *lines = InversionCalibration().figures(found)["plot_inversion_reliability"].data
+    assert [len(line.x) for line in lines] == [10, 10, 5], "each event has its own line"
 
 
 # -- the fit ----------------------------------------------------------------------------------------------------------

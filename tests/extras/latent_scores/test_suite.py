@@ -1,6 +1,7 @@
 """Metrics of sampled latents against their definitions."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,12 @@ from sklearn.metrics.pairwise import cosine_similarity
 from tests.evaluation.suites.conftest import run_of
 
 from mm_ldlm.core import EvaluationError
+from mm_ldlm.data.held_out import split_rows
 from mm_ldlm.evaluation.bootstrap import Bootstrap
+from mm_ldlm.evaluation.suites.base import of_samples
 from mm_ldlm.extras.latent_scores import figures
 from mm_ldlm.extras.latent_scores import suite as module
-from mm_ldlm.extras.latent_scores.config import LatentsKeys
+from mm_ldlm.extras.latent_scores.config import LatentsConfig, LatentsKeys
 from mm_ldlm.extras.latent_scores.suite import (
     _compared,
     calibration,
@@ -60,11 +63,23 @@ def test_a_collapsed_model_ranks_in_the_middle() -> None:
     assert mean["squared_error_fraction"]["value"] == pytest.approx(1), "of the mean of the data, wherever it is"
 
 
-def test_generated_latents_are_compared_with_as_many_real_ones(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, counts = run_of(finished).of("latents"), list[int]()
+def test_latents_are_compared_with_as_many_real_ones_and_drawn_with_the_seed_of_the_evaluation(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, counts, asked, splits = run_of(finished).of("latents"), list[int](), list[Any](), list[str]()
+    sentences, _ = of_samples(given.samples["t2l"], dataset=given.dataset)
+    own, embed = LatentsConfig(candidates=len(sentences) + 9, calibration_sentences=3), given.model.embed
     monkeypatch.setattr(module, "frechet_distance", lambda one, other: counts.append(len(one)) or 1.0)
-    module.Latents().evaluate(given)
+    monkeypatch.setattr(given.model, "embed", lambda texts, **how: asked.append((texts, how)) or embed(texts, **how))
+    monkeypatch.setattr(module, "split_rows", lambda dataset, split: splits.append(split) or split_rows(dataset, split))
+    found, _ = module.Latents().evaluate(replace(given, config=replace(given.config, latents=own), seed=7))
     assert counts[-1] == counts[-2] == len(given.samples["unconditional"])
+    assert (splits, found["candidates"]) == (["train"], own.candidates)
+    drawn = {"sampler": "ddim", "steps": 8, "draws": own.calibration_samples, "seed": 7}
+    assert asked == [
+        (list(sentences.texts), {"sampler": "one_step", "seed": 7}),
+        (list(sentences.some(3, seed=7).texts), drawn),
+    ]
 
 
 @settings(max_examples=10)

@@ -14,9 +14,22 @@ from tests.evaluation.test_bootstrap import repeats
 
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.evaluation.bootstrap import Bootstrap
+from mm_ldlm.extras.sts import suite
+from mm_ldlm.extras.sts.config import StsConfig
 from mm_ldlm.extras.sts.correlations import pearson_of_counts, spearman_of_counts
-from mm_ldlm.extras.sts.sets import StsSet, from_pairs
-from mm_ldlm.extras.sts.suite import correlate, embedder, ratio_to, score_encoder, similarities, sts_scores, tokenised
+from mm_ldlm.extras.sts.sets import StsSet, StsSource, from_pairs
+from mm_ldlm.extras.sts.suite import (
+    Sts,
+    correlate,
+    embedder,
+    ratio_to,
+    score_encoder,
+    similarities,
+    sts_scores,
+    tokenised,
+)
+from mm_ldlm.objectives.capabilities import Capabilities
+from mm_ldlm.sampling.gaussian import DdimConfig
 
 FEW = Bootstrap(60)
 DRAW = np.random.default_rng(0)
@@ -102,6 +115,32 @@ def test_long_sentences_are_cut_as_encoders_do() -> None:
     assert embedder(model, "one_step", seed=0)(["text 1", "text 2"]).shape == (2, 6)
     assert seen == [[1, 2, 3]] * 2
     assert tokenised(sts_set(), model) == {"too_long": 60, "unknown": 1 / 60}
+
+
+def test_every_set_is_scored_with_the_seed_the_sampler_and_the_resamples_of_the_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of the sentences have unknown words, which is not too many."""
+    asked: list[Any] = []
+    monkeypatch.setattr(suite, "load_sts", lambda source, *, seed=0: asked.append((source.name, seed)) or sts_set())
+    published = StsSource(format="stsb", name="first", published={"other": 10.0, "mini": 80.0})
+    config = StsConfig(sets=(published,), files={"second": "f"}, sampler=DdimConfig(steps=3))
+    model = SimpleNamespace(
+        max_length=3, no_encoder=None, capabilities=Capabilities(uses=frozenset({"t2l"}), fields=("latents",), trained_as=""),
+        tokenizer=SimpleNamespace(unk_id=9, encode=lambda texts: [[9 * (int(text[5:]) % 2)] for text in texts]),
+        encode=encode, encoder=SimpleNamespace(spec=SimpleNamespace(name="mini")),
+        embed=lambda texts, *, ids, sampler, seed: SimpleNamespace(latents=asked.append((sampler, seed)) or encode(texts)),
+    )  # fmt: skip
+    given: Any = SimpleNamespace(model=model, seed=7, bootstrap=Bootstrap(60, 0.5), config=SimpleNamespace(sts=config))
+    found, _ = Sts().evaluate(given)
+    calls = [(config.sampler, 7), ("one_step", 7)]
+    assert asked == [("first", 7), *calls, ("second", 7), *calls]
+    assert (found["sets"]["first"]["published"], found["left_out"]) == (80.0, [])
+    assert found["sets"]["second"]["scores"]["model"]["spearman"]["level"] == 0.5
+    assert [each.key for each in Sts().headlines(Sts().numbers(found))] == ["sts.first.spearman", "sts.second.spearman"]
+    assert list(Sts().untrained({"evaluation": given.config}, seed=8)) == [name for name, seed in asked if seed == 8]
+    model.capabilities = Capabilities(uses=frozenset(), trained_as="objective none")
+    assert "objective none" in str(Sts().skip_reason(given)), "an encoder without latents is not asked"
 
 
 def test_sts_shows_each_source_of_each_set() -> None:

@@ -19,6 +19,7 @@ from mm_ldlm.core import ConfigurationError, parse_kind
 from mm_ldlm.data.features import Inputs
 from mm_ldlm.data.store import ShardStore
 from mm_ldlm.data.validation.findings import Finding, plain
+from mm_ldlm.families.classification import labels as module
 from mm_ldlm.families.classification.labels import LabelNames, Labels, PairTokens
 from mm_ldlm.families.classification.objective import decode_names
 from mm_ldlm.families.classification.text_labels import num_words
@@ -29,6 +30,7 @@ ROWS = [
     ("train", None), ("train", {"topic": None}), ("train", {"topic": 1.5}), ("train", {"topic": 7}),
     ("validation", {"topic": " 7 "}), ("train", {"topic": True}),
 ]  # fmt: skip
+NUM_WORDS = "mm_ldlm.families.classification.text_labels:num_words"
 
 
 def stores(root: Path, rows: list[tuple[str, Any]], **objective: Any) -> tuple[Any, ...]:
@@ -66,6 +68,7 @@ def test_a_label_that_no_source_gives_is_refused_before_the_first_node(
     with refuses(ConfigurationError, "objective.label", "label, split_group", "`--params objective.label=label`"):
         run("topic", label_column="topic", group_column="author")
     run("label", label_column="topic")
+    run(NUM_WORDS)
 
 
 def test_classes_are_the_sorted_labels_of_the_training_split(tmp_path: Path) -> None:
@@ -82,8 +85,7 @@ def test_classes_are_the_sorted_labels_of_the_training_split(tmp_path: Path) -> 
 
 
 def test_a_label_can_be_a_function_of_the_text(tmp_path: Path) -> None:
-    function = "mm_ldlm.families.classification.text_labels:num_words"
-    _, records, labels, _, _ = stores(tmp_path, ROWS, label=function)
+    _, records, labels, _, _ = stores(tmp_path, ROWS, label=NUM_WORDS)
     classes = labels.manifest.meta["classes"]
     found = [classes[number] if number >= 0 else None for (number,) in labels.fixed("value").take(slice(None))]
     expected = [num_words(text) for text in records.gather("text", slice(None)).to_pylist()]
@@ -91,9 +93,16 @@ def test_a_label_can_be_a_function_of_the_text(tmp_path: Path) -> None:
     assert len(classes) == 7, "one for each length in the training split"
 
 
-@pytest.mark.parametrize("rows", [[("train", {"topic": "a"}), ("test", {"topic": "b"})], [("train", None)]])
-def test_fewer_than_two_classes_fail_the_contract(rows: list[tuple[str, Any]], tmp_path: Path) -> None:
-    config, records, labels, _, _ = stores(tmp_path, rows, label="topic")
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    [
+        ("classification", [("train", {"topic": "a"}), ("test", {"topic": "b"})]),
+        ("classification", [("train", None)]),
+        ("pairwise_classification", [("train", {"topic": "first", "pair": "a"})]),
+    ],
+)
+def test_fewer_than_two_classes_fail_the_contract(kind: str, rows: list[tuple[str, Any]], tmp_path: Path) -> None:
+    config, records, labels, _, _ = stores(tmp_path, rows, label="topic", kind=kind)
     assert check(config, records, labels)["classes"].severity == "error"
 
 
@@ -104,10 +113,12 @@ def test_a_comparison_has_its_answers_as_classes_and_needs_second_texts(tmp_path
     ]  # fmt: skip
     config, records, labels, names, pairs = stores(tmp_path, rows, kind="pairwise_classification")
     assert names.gather("id", slice(None)).to_pylist() == ["first", "second", "similar"]
+    assert Labels(config).folder != Labels(parse_kind(OBJECTIVES, {"kind": "classification"}, at="objective")).folder
     assert labels.fixed("value").take(slice(None))[:2, 0].tolist() == [1, 0]
     found = {reason: finding.failing.tolist() for reason, finding in check(config, records, labels).items()}
     assert found == {"no_pair": [2], "unknown_label": [3], "classes": []}
     assert pairs.fixed("value").take(slice(None)).tolist() == [[2, 1, 9], [1, 1, 1], [9, 9, 9], [1, 9, 9]]
+    assert pairs.manifest.fingerprints == {"records": records.manifest.fingerprint, "tokenizer": "t"}
 
 
 @given(
@@ -129,3 +140,15 @@ def test_pitfall_25_labels_of_another_key_are_refused(tmp_path: Path, refuses: C
     with refuses(ConfigurationError, "shape", "topic"):
         Labels.refuse_other(labels, objective=other)
     assert Labels(config).folder != Labels(other).folder
+    Labels(other).refuse_sources([SimpleNamespace(meta_keys={"topic"}), SimpleNamespace(meta_keys=None)])
+
+
+def test_pitfall_25_labels_of_a_function_that_has_changed_are_refused(
+    tmp_path: Path, refuses: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, _, labels, _, _ = stores(tmp_path, ROWS, label=NUM_WORDS)
+    before = Labels(config).folder
+    monkeypatch.setattr(module, "describe_function", lambda key: {"name": key, "module": "another digest"})
+    assert Labels(config).folder != before
+    with refuses(ConfigurationError, NUM_WORDS, "the code of its module has changed"):
+        Labels.refuse_other(labels, objective=config)

@@ -60,7 +60,7 @@ def test_a_frozen_trunk_trains_only_the_head(model: dict[str, Any], refuses: Ref
     losses(root, batch())["class_loss"][0].backward()
     assert {name for name, p in root.named_parameters() if p.grad is not None} == learnable
     fine_tuned = parse_kind(OBJECTIVES, {"kind": "classification", "features": "trunk"}, at="objective")
-    assert fine_tuned.identity == root.objective.config.identity, "either continues from the other's weights"
+    assert fine_tuned.identity == root.objective.config.identity == {"features": "trunk", "label": "label"}
 
 
 @torch.no_grad()
@@ -107,6 +107,9 @@ def test_a_compiled_text_model_is_refused(kind: str, refuses: Refuses) -> None:
     made.fixed_shapes = True
     with refuses(ConfigurationError, "training.precision.compile"):
         made.attach(torch.nn.Module())
+    root = root_of_case("latents")
+    root.objective.fixed_shapes = True
+    root.objective.attach(root.model)
 
 
 @pytest.mark.slow

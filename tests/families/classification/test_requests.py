@@ -1,6 +1,7 @@
 """Classes on request, and their evaluation: batching changes nothing, pairs are antisymmetric, and one baseline is beside them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,8 @@ def test_latents_are_standardised_and_their_norms_reported() -> None:
     logits = model.model.class_logits(torch.from_numpy(LATENTS / 2))
     np.testing.assert_allclose(found.probabilities, logits.softmax(1).detach(), rtol=1e-5)
     np.testing.assert_allclose(found.latent_norms, np.sqrt((LATENTS**2).mean(axis=1)) / 2, rtol=1e-5)
+    vars(model)["targets"] = lambda items, *, too_long, **_: ((too_long,) * 4, LATENTS)
+    assert set(model.classify(LATENTS, too_long="truncate").sources) == {"truncate"}
 
 
 def test_exchanging_two_texts_exchanges_their_probabilities_and_unknown_words_are_counted() -> None:
@@ -85,6 +88,8 @@ def test_exchanging_two_texts_exchanges_their_probabilities_and_unknown_words_ar
     there, back = model.classify(TEXTS, second=TEXTS[::-1]), model.classify(TEXTS[::-1], second=TEXTS)
     np.testing.assert_allclose(there.probabilities, back.probabilities[:, [1, 0, 2]], atol=1e-5)
     assert model.classify("w1 zebra", second="w2").unknown.tolist() == [0.5]
+    long, cut = (model.classify(text, second=text, too_long="truncate") for text in ("w1 " * 7, "w1 " * 6))
+    assert (long.probabilities == cut.probabilities).all()
 
 
 @pytest.mark.parametrize(
@@ -167,13 +172,16 @@ def test_the_model_and_the_baseline_are_measured_on_the_same_examples(dataset: A
     assert found["model"]["accuracy"]["value"] == pytest.approx(np.mean(hits))
     numbers = suite.numbers(found)
     assert {headline.key for headline in suite.headlines({})} <= numbers.keys()
-    assert set(suite.figures(found)) == {"plot_confusion", "plot_reliability"}
+    assert set(figures := suite.figures(found)) == {"plot_confusion", "plot_reliability"}
+    bins = [len(found[name]["reliability"]) for name in ("model", "logistic_regression")]
+    assert [len(line.x) for line in figures["plot_reliability"].data[1:]] == bins != bins[::-1]
 
 
 def test_texts_are_classified_by_their_tokens_and_the_baseline_can_be_left_out(dataset: Any) -> None:
-    found, _ = Classification().evaluate(given(dataset, "dit", baseline_rows=0, examples=5))
+    found, _ = Classification().evaluate(replace(given(dataset, "dit", baseline_rows=0, examples=5), seed=3))
     assert "logistic_regression" not in found
-    assert found["model"]["examples"] == 5
+    drawn_K = np.bincount(sample_rows(dataset.rows("test"), 5, seed=3) % 3, minlength=3)
+    assert np.sum(found["model"]["confusion"]["counts"], axis=1).tolist() == drawn_K.tolist() != [0, 0, 0]
 
 
 @pytest.mark.parametrize(("shift", "best"), [(0, 10.0), (1, 1e-6)])
@@ -195,6 +203,7 @@ def test_classes_are_compared_by_name(dataset: Any) -> None:
     rows = sample_rows(dataset.rows("test"), 9, seed=0)
     one, other = (labels_of(dataset, rows, list(names)) for names in (ANSWERS, ANSWERS[::-1]))
     assert one.tolist() == (2 - other).tolist() == (rows % 3).tolist()
+    assert labels_of(dataset, rows, list(ANSWERS[:2])).tolist() == np.where(rows % 3 == 2, -1, rows % 3).tolist()
     names, train = ["absent", *ANSWERS], sample_rows(dataset.rows("train"), 54, seed=0)
     found, _ = logistic_regression(dataset, train, rows, names=names, config=ClassificationEvalConfig(), seed=0)
     assert found.argmax(axis=1).tolist() == (one + 1).tolist(), "a class without training examples shifts no other"

@@ -1,6 +1,8 @@
 """HDLM: the process against its closed forms, and clusters of words of like direction."""
 
 from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ from tests.diffusion.enumeration import MASK, TEXTS, VOCABULARY, V
 from tests.families.hdlm.cases import CLUSTERS
 
 from mm_ldlm.core import ConfigurationError
+from mm_ldlm.data.features import Inputs
+from mm_ldlm.data.store import ShardStore
 from mm_ldlm.diffusion.masked import AbsorbingConfig
 from mm_ldlm.diffusion.process import TextProcess, Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
@@ -83,6 +87,10 @@ def test_pitfall_11_x0_at_a_cluster_has_the_words_of_the_cluster_only() -> None:
     members = CLUSTERS[:, 0] == torch.tensor([[0], [1]])
     assert torch.equal(found[1:] > 0, members)
     torch.testing.assert_close(found[0, 1:5], logits[0, 1:5].softmax(0))
+    losses = made.token_losses(
+        logits.clone(), *(torch.tensor(each) for each in ([1, 1, 2], [MASK, V, V + 1], [0.5] * 3))
+    )
+    torch.testing.assert_close(losses.log_norm_M, logits[:, 1:5].logsumexp(1))
     alone = process(torch.tensor([[-1], [0], [1], [1], [1], [-1]]))
     certain = alone.token_losses(torch.randn(9, V), *(torch.tensor([each] * 9) for each in (1, V, 0.5)))
     assert [float(certain.weighted_M.sum()), *set(certain.best_M.tolist())] == [0, 1], "nothing is left to predict"
@@ -92,6 +100,8 @@ def test_the_ids_of_clusters_follow_those_of_the_tokenizer() -> None:
     outside = Vocabulary(vocab_size=2, pad_id=2, mask_id=3)
     beyond = HdlmConfig().build(outside, token_clusters=torch.tensor([[4], [0]]))
     assert (beyond.first_noise_id, beyond.noise_ids) == (4, 5), "up to the largest cluster, whether others have words"
+    pads_BL, rows = torch.tensor([[2, 2]]), RowGenerator(0, torch.arange(1))
+    assert torch.equal(beyond.corrupt(pads_BL, pads_BL < 2, torch.full((1,), 0.5), rows), pads_BL)
     times = (
         HdlmConfig(t_min=0.1)
         .build(outside, token_clusters=torch.tensor([[0], [0]]))
@@ -126,6 +136,25 @@ def test_a_word_without_a_direction_and_as_many_clusters_as_words() -> None:
     vectors_nd = np.concatenate([np.zeros((1, 12)), np.eye(3, 12)]).astype(np.float32)
     assert {*cluster(vectors_nd, count=2, seed=0)} == {0, 1}
     assert sorted(cluster(vectors_nd[1:], count=3, seed=0)) == [0, 1, 2]
+
+
+def test_the_store_has_the_cluster_of_every_word_and_names_what_it_was_made_from(tmp_path: Path) -> None:
+    none: Any = None
+    vectors_nd, _ = words(4, 2, seed=0)
+    tokenizer: Any = SimpleNamespace(vocab_size=10, pad_id=9, mask_id=0, fingerprint="t", token=str)
+    asked: dict[str, Any] = {}
+    manifest = SimpleNamespace(fingerprint="v", require=lambda **given: asked.update(given))
+    vectors: Any = SimpleNamespace(
+        manifest=manifest,
+        directory=tmp_path,
+        fixed=lambda name: SimpleNamespace(take=lambda ids: vectors_nd[np.array(ids) - 1]),
+    )
+    made = TokenClusters(HdlmSection(clusters=3), seed=5).make(
+        Inputs(none, none, tokenizer, {"token_vectors": vectors}), tmp_path / "made"
+    )
+    found = ShardStore.open(tmp_path / "made").fixed("value").take(slice(None))[:, 0]
+    assert found.tolist() == [-1, *cluster(vectors_nd, count=3, seed=5), -1]
+    assert (asked["tokenizer"], made.fingerprints["tokenizer"], made.fingerprints["token_vectors"]) == ("t", "t", "v")
 
 
 def test_more_clusters_than_different_words_are_refused(refuses: Any) -> None:

@@ -23,6 +23,8 @@ def test_every_word_and_the_length_depend_on_the_latent_and_not_on_one_that_is_d
         one, two = getattr(first, name), getattr(second, name)
         assert torch.equal(one[0], two[0])
         assert bool(((one - two)[1:].abs().amax(-1) > 1e-4).all())
+    reads = [block.streams[0].cross is not None for block in model_of(kind, {"depth": 3}).blocks]
+    assert reads == [crosses := kind == "latent_dit_cross", False, crosses]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,7 @@ def test_a_text_without_latent_needs_a_null_latent(refuses: Any) -> None:
     asked = tokens_BL, torch.full((3,), 0.5), torch.arange(3), BATCH.valid_BL
     guided, plain = (_generation(0.5).text_denoiser(each, draw) for each in (BATCH.fields["latents"], None))
     assert torch.equal(guided.unconditional(*asked), plain.logits(*asked)), "guidance compares with the null latent"
+    assert plain.unconditional is None, "guidance needs a latent"
 
 
 def _generation(dropout: float) -> Any:

@@ -94,9 +94,9 @@ def test_confidence_decides_which_token_of_a_text_returns(length: int) -> None:
 def test_without_remasking_it_is_ancestral_sampling(kind: str) -> None:
     tokens_BL = canvas(9, 5, 7)
     tokens_BL[0, :4] = 3
-    for skip_idle in (False, True):
-        plain = sample("ancestral", context(), tokens_BL, steps=16, timestep="mask_ratio", skip_idle=skip_idle)
-        made = sample(kind, context(), tokens_BL, steps=16, eta=0.0, skip_idle=skip_idle)
+    for how in ({"timestep": "schedule"}, {"timestep": "mask_ratio", "skip_idle": True}):
+        plain = sample("ancestral", context(timed=True), tokens_BL, steps=16, **how)
+        made = sample(kind, context(timed=True), tokens_BL, steps=16, eta=0.0, **how)
         whole = torch.tensor([1, 2])  # of a text with given tokens, ReMDM stretches the schedule to its masks
         assert torch.equal(made.tokens[whole], plain.tokens[whole])
         assert torch.equal(made.calls_per_row[whole], plain.calls_per_row[whole])

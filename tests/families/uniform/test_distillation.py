@@ -37,19 +37,21 @@ def teacher(root: TrainableRoot) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in root.objective.teacher.named_buffers() if "rope" not in name}
 
 
-def test_the_teacher_is_the_student_at_the_start_of_a_round_and_the_step_doubles() -> None:
-    """Rounds of 100 steps begin at 0, 25, 50 and 75."""
-    root, batch, seen, times = distillation(), random_batch(), [], list[Tensor]()
+@pytest.mark.parametrize("grid", [64, 4])
+def test_the_teacher_is_the_student_at_the_start_of_a_round_and_the_step_doubles(grid: int) -> None:
+    """Rounds of 100 steps begin at 0, 25, 50 and 75. A step is at most 1, and begins at the last time at most."""
+    root, batch, seen, times = distillation(grid=grid), random_batch(), [], list[Tensor]()
     for model in (root.model, root.objective.teacher):
         model.register_forward_pre_hook(lambda _, given, options: times.append(options["t_B"]), with_kwargs=True)
     for step in (0, 1, 24, 25, 26, 99):
         stir(root)
         before, student = teacher(root), {name: p.detach().clone() for name, p in root.model.named_parameters()}
         total, count = losses(root, batch, step=step)["step_size"]
-        seen.append(float(total / count) * 64)
+        seen.append(float(total / count))
         expected = student if step in (0, 25) else before
         assert all(torch.equal(value, expected[name]) for name, value in teacher(root).items())
-    assert seen == pytest.approx([1, 1, 1, 2, 2, 8])
+    assert seen == pytest.approx([min(number / grid, 1.0) for number in (1, 1, 1, 2, 2, 8)])
+    assert float(torch.cat(times).max()) <= float(root.objective.process.schedule.inverse(torch.tensor(0.005))) + 1e-6
     assert all(bool((early_B < late_B).all()) for late_B, early_B in zip(times[::2], times[1::2], strict=True))
     assert root.training > root.objective.teacher.training, "the teacher has no dropout"
 
