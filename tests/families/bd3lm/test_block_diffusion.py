@@ -120,21 +120,6 @@ def test_the_nelbo_is_the_mean_over_the_orders_within_each_block(block_length: i
     assert abs(float(draws_B.mean()) - bound(root, TEXTS_SL[5].tolist())) < 4 * error
 
 
-def test_a_block_reads_its_own_noise_and_earlier_clean_tokens_only() -> None:
-    root, block_length = tiny(2), 2
-    noisy, text = TEXTS_SL[2:3], TEXTS_SL[4:5]
-    plain = root.model(noisy, valid_BL=None, clean_BL=text).logits
-    for place in range(3):
-        changed = [each.index_fill(1, torch.tensor([place]), TINY.mask_id) for each in (noisy, text)]
-        for number, given in enumerate(((changed[0], text), (noisy, changed[1]))):
-            other = root.model(given[0], valid_BL=None, clean_BL=given[1]).logits
-            reads = [not torch.allclose(plain[0, at], other[0, at], atol=1e-5) for at in range(3)]
-            block = place // block_length
-            assert reads == [
-                at // block_length == block if number == 0 else at // block_length > block for at in range(3)
-            ]
-
-
 @pytest.mark.parametrize(("t_min", "t_max"), [(0.3, 0.8), (0.001, 1.0)])
 def test_the_times_of_all_blocks_cover_the_clipped_interval_evenly(t_min: float, t_max: float) -> None:
     process = {"kind": "absorbing", "t_min": t_min}

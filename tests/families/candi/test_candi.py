@@ -138,21 +138,6 @@ def test_the_bound_of_the_best_model_exceeds_the_entropy_by_the_divergence_of_th
     assert float((JOINT.flatten() * bounds(objective, change=0.5)[0]).sum()) > mean + 0.02
 
 
-def test_without_information_in_z_the_bound_is_that_of_masked_diffusion() -> None:
-    objective, tokens_BL = objective_of(**LARGE), TEXTS.repeat(50, 1)
-    model = Best(objective)
-
-    def predict(noisy_BL: Tensor, t_B: Tensor, scored_BL: Tensor) -> Tensor:
-        nothing_BLI = torch.zeros(*noisy_BL.shape, SHAPE.num_ids)
-        inputs_BLI = objective.noise.inputs(noisy_BL, scored_BL, nothing_BLI, torch.ones(len(noisy_BL)))
-        logits_MV: Tensor = model(inputs_BLI, valid_BL=noisy_BL >= 0, t_B=t_B, logits_at=scored_BL).logits
-        return logits_MV
-
-    plain = objective.process.nelbo(predict, tokens_BL, tokens_BL > 0, draws=2, generator=rows(len(tokens_BL)))
-    found = generation(objective).likelihood(tokens_BL, latents_Bd=None, draws=2, generator=rows(len(tokens_BL)))
-    torch.testing.assert_close(found.nll_KB, plain.nll_KB, rtol=2e-3, atol=2e-3)
-
-
 # -- samples -----------------------------------------------------------------------------------------------------------
 
 

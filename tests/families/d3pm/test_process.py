@@ -1,15 +1,12 @@
 """D3PM: its grid of times and the weights of its steps; its bound and samples are in the conformance suites."""
 
-import itertools
-
 import pytest
 import torch
-from tests.diffusion.enumeration import JOINT, MASK, NLL, TEXTS, VOCABULARY, Enumeration
-from tests.families.d3pm.cases import LAWS
+from tests.diffusion.enumeration import MASK, VOCABULARY
 
 from mm_ldlm.core import parse_kind
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.schedules import MASK_SCHEDULES, LogLinear
+from mm_ldlm.diffusion.schedules import MASK_SCHEDULES
 from mm_ldlm.families.d3pm.process import D3pm, D3pmConfig
 
 
@@ -46,23 +43,3 @@ def test_the_weight_of_a_time_of_training_is_that_of_its_grid_point(schedule: st
     earlier = torch.where(grid > 1 / steps, d3pm.alpha(grid - 1 / steps), 1.0)
     expected = (earlier - d3pm.alpha(grid)) / (1 - d3pm.alpha(grid))
     torch.testing.assert_close(d3pm.weight(grid) / steps, expected, rtol=1e-6, atol=1e-9)
-
-
-def test_the_bound_falls_to_that_of_mdlm_and_is_never_below() -> None:
-    """With the exact x_θ the bound of MDLM is the entropy; one step draws independent words."""
-    p, copies, means = JOINT.flatten(), 300, []
-    tokens_BL = TEXTS.repeat(copies, 1)
-    for steps in (1, 2, 4, 16):
-        d3pm = process(steps)
-        found = Enumeration(d3pm, LAWS["d3pm"])
-        draws = d3pm.nelbo(
-            lambda noisy, t, scored, found=found: found.output(noisy, t)[scored].clamp_min(-60).float(),
-            tokens_BL, tokens_BL > 0, draws=steps, generator=RowGenerator(0, torch.arange(len(tokens_BL))),
-        )  # fmt: skip
-        means.append(float((p * draws.nll_KB.mean(0).view(copies, -1).mean(0)).sum()))
-    entropy = float((p * NLL).sum())
-    alone = JOINT.sum(1, keepdim=True) * JOINT.sum(0, keepdim=True)
-    assert means[0] == pytest.approx(float(-(JOINT * alone.log()).sum()), rel=1e-5)
-    assert all(a > b for a, b in itertools.pairwise(means))
-    assert -0.005 < means[-1] - entropy < 0.15 * (means[0] - entropy)
-    assert process(8).mask_schedule == LogLinear()

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,9 +14,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from mm_ldlm.core import SamplingError, parse
-from mm_ldlm.diffusion.masked import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.schedules import MaskSchedule
 from mm_ldlm.families.flexmdm.objective import FlexGeneration, FlexMDMConfig
 from mm_ldlm.families.flexmdm.process import Insertion, InsertionConfig, insertion_entropy, noise
 from mm_ldlm.families.flexmdm.sampler import InsertionSampler, poisson
@@ -178,36 +175,6 @@ def test_tokens_are_missing_masked_and_clean_with_the_probabilities_of_linear_sc
     noisy_BL = process_of(schedules).corrupt(tokens_BL, tokens_BL != PAD, torch.full((200,), t), rows(200))
     assert float((noisy_BL == PAD).double().mean()) == pytest.approx(t, abs=0.015)
     assert float((noisy_BL == MASK).double().mean()) == pytest.approx(-t * math.log(t), abs=0.015)
-
-
-@dataclass(frozen=True)
-class Sudden(MaskSchedule):
-    """Everything is inserted at t = 1."""
-
-    kind: str = "sudden"
-
-    def alpha(self, t: Tensor) -> Tensor:
-        return (t < 1).to(t.dtype)
-
-    def alpha_prime(self, t: Tensor) -> Tensor:
-        return torch.zeros_like(t)
-
-    def inverse(self, alpha: Tensor) -> Tensor:
-        return torch.ones_like(alpha)
-
-
-def test_if_nothing_is_inserted_later_the_process_and_its_loss_are_those_of_mdlm() -> None:
-    process, mdlm = InsertionConfig(insertion_schedule=Sudden()).build(SHAPE), AbsorbingConfig().build(SHAPE)
-    tokens_BL, t_B = padded([*LAW] * 40), torch.linspace(0.05, 0.95, 200)
-    partial = process.delete(tokens_BL, tokens_BL != PAD, t_B, rows(200))
-    masked_BL = mdlm.mask(tokens_BL, tokens_BL != PAD, t_B.double(), rows(200))
-    assert torch.equal(partial.tokens_BL, masked_BL)
-    assert not bool(partial.gaps_BP.any())
-    scored_BL = mdlm.scored(masked_BL, tokens_BL != PAD)
-    logits_MV = torch.randn(int(scored_BL.sum()), 5, generator=torch.Generator().manual_seed(0))
-    at = tokens_BL[scored_BL], masked_BL[scored_BL], t_B[scored_BL.nonzero()[:, 0]]
-    losses = [each.token_losses(logits_MV.clone(), *at).weighted_M for each in (process, mdlm)]
-    torch.testing.assert_close(*losses)
 
 
 def test_a_row_grows_by_itself_and_only_where_it_has_masks() -> None:

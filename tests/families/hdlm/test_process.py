@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.diffusion.enumeration import MASK, TEXTS, VOCABULARY, V
+from tests.diffusion.enumeration import MASK, VOCABULARY, V
 from tests.families.hdlm.cases import CLUSTERS
 
 from mm_ldlm.core import ConfigurationError
 from mm_ldlm.data.features import Inputs
 from mm_ldlm.data.store import ShardStore
-from mm_ldlm.diffusion.masked import AbsorbingConfig
-from mm_ldlm.diffusion.process import TextProcess, Vocabulary
+from mm_ldlm.diffusion.process import Vocabulary
 from mm_ldlm.diffusion.random import RowGenerator
-from mm_ldlm.diffusion.schedules import LogLinear
 from mm_ldlm.families.hdlm.process import Hdlm, HdlmConfig, Levels, weights
 from mm_ldlm.families.hdlm.token_clusters import HdlmSection, TokenClusters, cluster
 
@@ -54,31 +52,6 @@ def test_the_fractions_of_the_largest_gamma_are_exact(t: float) -> None:
     kept = 1 - Fraction(t)
     mask = float(1 - kept**16 - 16 * (kept - kept**16) / 15)
     assert float(Levels.at(torch.tensor(t).double(), gamma=16.0).mask) == pytest.approx(mask, rel=1e-6)
-
-
-@pytest.mark.parametrize("clusters", [[-1, 0, 1, 2, 3, -1], [-1, 0, 0, 0, 0, -1]], ids=["one token each", "one"])
-@pytest.mark.parametrize("gamma", [1.0, 2.0])
-def test_with_one_token_per_cluster_or_one_cluster_the_bound_is_that_of_mdlm(clusters: list[int], gamma: float) -> None:
-    """For any model that reads a cluster as its only token, or as a mask."""
-    made, copies = process(torch.tensor(clusters)[:, None], gamma), 3000
-    mdlm, table = AbsorbingConfig(schedule=LogLinear(epsilon=0.0)).build(VOCABULARY), torch.randn(V, V, 2, V)
-    reads = torch.tensor([*range(V), *(range(1, 5) if made.noise_ids == 4 else [MASK])])
-    tokens_BL = TEXTS.repeat(copies, 1)
-
-    def predict(noisy_BL: torch.Tensor, t_B: torch.Tensor, scored_BL: torch.Tensor) -> torch.Tensor:
-        seen_BL = reads[noisy_BL]
-        return table[seen_BL[:, 0], seen_BL[:, 1]][scored_BL]
-
-    def mean_bound(which: TextProcess) -> tuple[torch.Tensor, torch.Tensor]:
-        found = which.nelbo(
-            predict, tokens_BL, tokens_BL > 0, draws=8, generator=RowGenerator(0, torch.arange(len(tokens_BL)))
-        )
-        each_KN = found.nll_KB.mean(0).view(copies, -1)
-        return each_KN.mean(0), each_KN.std(0) / copies**0.5
-
-    (ours_N, error_N), (theirs_N, other_N) = mean_bound(made), mean_bound(mdlm)
-    assert bool(((ours_N - theirs_N).abs() < 4.5 * (error_N.square() + other_N.square()).sqrt()).all())
-    assert float((error_N / ours_N).mean()) < 0.05
 
 
 def test_pitfall_11_x0_at_a_cluster_has_the_words_of_the_cluster_only() -> None:

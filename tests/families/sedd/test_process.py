@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.diffusion.enumeration import MASK, VOCABULARY, WORDS, Enumeration, V, W
-from tests.families.sedd.cases import LAWS
+from tests.diffusion.enumeration import MASK, VOCABULARY, WORDS, V, W
 from torch import Tensor
 
 from mm_ldlm.core import parse_kind
-from mm_ldlm.diffusion.masked import AbsorbingConfig
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MASK_SCHEDULES
 from mm_ldlm.families.sedd.process import Sedd, SeddConfig
@@ -54,46 +52,6 @@ def test_the_loss_is_its_definition(graph: str, schedule: str) -> None:
     torch.testing.assert_close(found.log_norm_M, words.logsumexp(1))
     torch.testing.assert_close(found.nll_M, words.logsumexp(1) - words[one_hot.bool()])
     assert torch.equal(found.best_M, WORDS[words.argmax(1)])
-
-
-@both_graphs
-def test_the_mean_gradient_vanishes_at_the_true_scores(graph: str) -> None:
-    """Denoising score entropy has the minimum of score entropy: its mean over x_0 given x_t, at the ratios of p_t."""
-    sedd, t = process(graph), 0.45
-    table = Enumeration(sedd, LAWS["sedd"])
-    states_SL = table.states_SL[table.chances(t) > 0]
-    times_S = torch.full((len(states_SL),), t)
-    others_SLW, _, own_SLW = table.seen(states_SL, times_S)
-    scored_S = sedd.scored(states_SL, torch.ones_like(states_SL, dtype=torch.bool))[:, 0]
-    chance_SW = (others_SLW * own_SLW)[scored_S, 0]
-    exact_SV = table.output(states_SL, times_S)[scored_S, 0].float()
-
-    def mean_loss(output_SV: Tensor) -> Tensor:
-        losses = [
-            sedd.token_losses(output_SV * 1, word.expand(len(output_SV)), states_SL[scored_S, 0], times_S[scored_S])
-            for word in WORDS
-        ]
-        return (chance_SW * torch.stack([loss.weighted_M.double() for loss in losses], dim=1)).sum()
-
-    gradients = []
-    for change in (0.0, 0.1):
-        output_SV = (exact_SV + change * torch.randn_like(exact_SV)).requires_grad_()
-        gradients.append(float(torch.autograd.grad(mean_loss(output_SV), output_SV)[0].abs().max()))
-    assert gradients[0] < 1e-6
-    assert gradients[1] > 1e-3
-
-
-@pytest.mark.parametrize("schedule", MASK_SCHEDULES.known)
-def test_a_normalised_score_has_the_loss_of_mdlm(schedule: str) -> None:
-    """With Σ s = α_t/(1 − α_t), the total of the true scores, the loss of the absorbing graph is w(t)·CE."""
-    made = process("absorbing", schedule)
-    output = torch.randn(200, V)
-    output[:, WORDS] = output[:, WORDS].log_softmax(-1) + math.log(W)
-    targets, noisy, t = drawn_words(200), torch.full((200,), MASK), torch.linspace(1e-3, 1, 200)
-    mdlm = AbsorbingConfig(schedule=made.schedule).build(VOCABULARY)
-    ours, theirs = (each.token_losses(output.clone(), targets, noisy, t).weighted_M for each in (made, mdlm))
-    assert torch.allclose(ours, theirs, rtol=1e-3)
-    assert bool((made.token_losses(output + 0.3, targets, noisy, t).weighted_M > ours).all())
 
 
 @both_graphs
