@@ -30,7 +30,7 @@ def test_a_block_is_finished_before_the_next_and_sees_those_before_it() -> None:
     assert made.model_calls == len(seen) == blocks(4).most_calls(10) == 6
 
 
-@pytest.mark.parametrize(("window", "length"), [(8, 8), (8, 21), (10, 21), (21, 21), (None, 21)])
+@pytest.mark.parametrize(("window", "length"), [(4, 9), (8, 8), (8, 21), (10, 21), (21, 21), (None, 21)])
 def test_the_model_reads_at_most_its_window_and_all_of_the_block(window: int | None, length: int) -> None:
     reads: list[tuple[int, int]] = []
 
@@ -39,7 +39,7 @@ def test_the_model_reads_at_most_its_window_and_all_of_the_block(window: int | N
 
     made = blocks(4).sample(on(watching(see), canvas(length), window=window))
     assert (made.tokens != MASK).all()
-    assert max(width for width, _ in reads) <= (window or length)
+    assert max(width for width, _ in reads) == min(window or length, length)
     context = [
         start if window is None or start + 4 <= window else window // 4 * 4 - 4 for start in range(0, length, 4)
     ]  # fmt: skip
@@ -67,6 +67,9 @@ def test_one_block_is_the_inner_sampler() -> None:
     for name in ("tokens", "log_probs", "steps", "calls_per_row"):
         assert torch.equal(getattr(made, name), getattr(plain, name))
     assert (made.tokens[1, 4:] == PAD).all()
+    begun_BL = tokens_BL.index_fill(1, torch.arange(4), 2)
+    assert MASK not in blocks(4).sample(on(context(), begun_BL)).tokens, "a block without masks is left as it is"
+    assert blocks(4, guidance=2.0).guidance == 2.0
 
 
 def test_what_cannot_be_a_block_is_refused() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sampling.test_gaussian import SCHEDULES, error, run, start, toy
 from tests.sampling.test_orders import ranked
-from tests.sampling.toys import rows
+from tests.sampling.toys import canvas, context, rows, sample
 
 from mm_ldlm.extras.samplers.orders import entropy_prefix
 from mm_ldlm.extras.samplers.solvers import fraction
@@ -34,6 +34,11 @@ def test_the_entropy_prefix_is_the_largest_set_within_the_bound(entropies: list[
     tight = [size for size in range(1, len(known) + 1) if sum(known[:size]) - known[size - 1] <= bound - 1e-9]
     assert max(tight, default=min(1, len(known))) <= int(found.sum()) <= max(sizes, default=0)
     assert not found[torch.tensor(entropies, dtype=torch.float64).isinf()].any()
+
+
+def test_the_bound_on_the_entropy_decides_the_number_of_steps() -> None:
+    calls = [sample("entropy_bounded", context(), canvas(6), entropy_bound=bound).model_calls for bound in (0.0, 1e9)]
+    assert calls == [6, 1]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

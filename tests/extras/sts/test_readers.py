@@ -40,13 +40,15 @@ def test_pairs_without_a_gold_score_are_no_part_of_a_year(prefix: str, extra: st
     found = load_sts(source(tmp_path, "semeval"))
     assert found.subsets == ("A", "B")
     assert as_pairs(found)[2:] == [("B first 0", "B second 0", 1), ("B first 2", "B second 2", 2)]
-    assert load_sts(source(tmp_path, "semeval", subsets=["B"])).subsets == ("B",)
+    assert load_sts(source(tmp_path, "semeval", subsets=["B"], name="sts13")).subsets == ("B",)
 
 
 def test_a_folder_of_all_sets_has_each_at_any_depth(tmp_path: Path) -> None:
     for year, subsets in SEMEVAL_SUBSETS.items():
         write_year(
-            tmp_path / "STS" / f"{year}-test", dict.fromkeys(subsets, "1 2"), prefix=f"STS{'2016' * (year == 'sts16')}"
+            tmp_path / "STS" / f"{year}-test",
+            dict.fromkeys((*subsets, "more"), "1 2"),
+            prefix=f"STS{'2016' * (year == 'sts16')}",
         )
     (tmp_path / "STS" / "sts-test.csv").write_text("g\tf\ty\t1\t4\ta\tb\ng\tf\ty\t2\t3\tc\td\n")
     for part, name in SICK_PARTS.items():
@@ -109,7 +111,9 @@ def test_sick_has_three_parts_in_one_file_or_in_three(tmp_path: Path, refuses: C
         load_sts(source(tmp_path / "three", "sick", split="all"))
 
 
-def test_a_folder_saved_by_datasets_is_read(tmp_path: Path, refuses: Callable[..., Any]) -> None:
+def test_sets_of_the_hub_and_folders_saved_by_datasets_are_read(
+    tmp_path: Path, refuses: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import datasets
 
     first, second, gold = (list(side) for side in zip(*PAIRS, strict=True))
@@ -119,6 +123,10 @@ def test_a_folder_saved_by_datasets_is_read(tmp_path: Path, refuses: Callable[..
     found = load_sts(source(tmp_path / "d", "hub"))
     assert as_pairs(found) == PAIRS
     assert found.subsets == ("a", "b")
+    of_hub, asked = StsSource(format="hub", name="stsb", split="dev", revision="v1"), list[Any]()
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, **how: asked.append((name, how)) or saved)
+    assert as_pairs(load_sts(of_hub)) == PAIRS
+    assert asked == [("mteb/stsbenchmark-sts", {"split": "dev", "revision": "v1"})]
     saved.rename_column("score", "points").save_to_disk(str(tmp_path / "e"))
     with refuses(EvaluationError, "points"):
         load_sts(source(tmp_path / "e", "hub"))

@@ -49,11 +49,11 @@ def test_a_record_with_a_bad_line_is_left_out_and_no_other(
 @pytest.mark.parametrize("rows", [30, 3000])
 def test_an_unclosed_quote_damages_one_row_of_a_table(rows: int) -> None:
     lines = [f"{number},the text of row {number}" for number in range(rows)]
-    lines[7] = '7,"an open quote'
+    lines[6:8], lines[20] = ["6,one,more", '7,"an open quote'], "20,one,more"
     found = read_raw("\n".join(["n,text", *lines]).encode())
     assert len(found) == rows
-    assert reasons(found) == ["broken_csv"]
-    assert len(texts(found)) == rows - 1
+    assert reasons(found) == ["broken_csv"] * 3
+    assert len(texts(found)) == rows - 3
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,8 @@ def test_a_broken_record_is_read_in_linear_time() -> None:
     found = read_raw(b"text,n\n" + b'"x,1\n' * 20_000)
     assert len(found) == 20_000
     assert not texts(found)
+    lengths = [LIMIT - 1, LIMIT]  # with its line end the second record is above the limit
+    assert [*map(len, texts(read_raw(b"".join(b"%s\n" % (b"a" * n) for n in lengths), header=["text"])))] == lengths[:1]
 
 
 @pytest.mark.parametrize("header", [b"\xfftext,n", b'"text,n', b"te\0xt,n", b"text,n" + b"x" * 500])
@@ -91,9 +93,14 @@ def test_the_first_row_is_never_promoted_to_the_header(header: bytes) -> None:
 
 
 def test_keys_of_csv_files(tmp_path: Path) -> None:
-    raw = b"one;1\n\ntwo;2\nthree;3;cut\n"
+    raw = b'"one\nmore";1\n\ntwo;2\nthree;3;cut\n'
     rows = read_raw(raw, delimiter=";", header=False, columns=["0"])
-    assert texts(rows) == ["one", "", "two"]  # a blank line is an empty text; columns are numbered without a header
+    assert texts(rows) == [
+        "one\nmore",
+        "",
+        "two",
+    ]  # a blank line is an empty text; columns are numbered without a header
+    assert [row.line for row in rows] == [1, 3, 4, 5]
     assert reasons(rows) == ["broken_csv"]  # more fields than the first record
     assert reasons(read_raw(b"text,n\na\nb,1\n")) == ["broken_csv"]  # fewer fields than the header
     assert texts(read_raw("text\ncaf\u00e9\n".encode("latin-1"), encoding="latin-1")) == ["café"]
@@ -136,6 +143,7 @@ def test_a_delimiter_that_may_be_one_of_two_is_refused_with_the_line_that_works(
     with refuses(SourceError, "','", "';'", "ingestion.delimiter"):
         read({**keys, "delimiter": "auto"})
     assert texts(read({**keys, "delimiter": ";"})) == ["a,b", "d,e"]
+    assert texts(read_raw(b"text;a,b\none\ntwo\nthree;x,y\n", delimiter="auto")) == ["three"], "by the header"
     assert texts(read_raw(b"text\none, and two\n", delimiter="auto", columns=["0"], header=("0", "1"))) == ["one"]
 
 

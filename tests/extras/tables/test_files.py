@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.damage import damaged_bytes
-from tests.data.corpus.examples import read, reasons, texts
+from tests.data.corpus.examples import described, read, reasons, texts
 from tests.extras.tables.examples import disk
 
 from mm_ldlm.core import SourceError, UnsafePathError, parse
@@ -109,7 +109,7 @@ def test_every_type_of_column_is_text_or_a_bad_row_and_meta_if_python_can_repres
 @pytest.mark.parametrize("key", ["columns", "meta_columns", "label_column", "pair_column", "split_column"])
 @pytest.mark.parametrize("type_", [pa.string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())], ids=str)
 def test_every_cell_that_is_read_is_bounded(tmp_path: Path, kind: str, key: str, type_: pa.DataType) -> None:
-    cells = pa.array(["train", "x" * 20_000, "train"], type_)
+    cells = pa.array(["train", "x" * 1_500, "train"], type_)
     keys = written(kind, tmp_path / "a", {"text": ["a", "b", "c"], "odd": cells})
     rows = read({**keys, key: ["odd"] if key.endswith("s") else "odd"}, max_row_bytes=1000)
     assert reasons(rows) == ["oversized"]
@@ -215,6 +215,16 @@ def saved(folder: Path, **splits: list[str]) -> dict[str, Any]:
     return {"kind": "disk", "path": str(folder / "set")}
 
 
+def test_a_data_set_is_loaded_as_the_source_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("datasets.load_dataset", lambda *of, **how: asked.append((of, how)) or [{"text": "a"}])
+    given = {"revision": "v1", "streaming": False}
+    source = {"kind": "hub", "dataset": "a/set", "subset": "en", "splits": {"train": "test"}, **given}
+    assert [(row.line, row.split) for row in read(source) if isinstance(row, Row)] == [(1, "test")]
+    assert asked == [(("a/set", "en"), {"split": "train", **given})]
+    assert described(source) != described({**source, "revision": "v2"})
+
+
 def test_a_data_set_that_the_hub_does_not_have_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no/such"):
         read({"kind": "hub", "dataset": "no/such", "splits": {"train": "train"}})
@@ -226,23 +236,23 @@ def test_a_data_set_that_the_hub_does_not_have_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("copy", "splits"),
     {
-        "set": ["test", "test", "train", "train"],
+        "set": ["validation", "validation", "train", "train"],
         "*.jsonl": [None] * 4,
-        "files": ["test", "validation", None, "train"],
+        "fi[l]es": ["validation", "validation", None, "train"],
     }.items(),
 )
 def test_a_local_copy_is_read_instead_of_the_hub(copy: str, splits: list[str | None], tmp_path: Path) -> None:
     line = '{"text": "%s"}\n'
     saved(tmp_path, train=["c", "d"], test=["a", "b"])
     files = {
-        "rows.jsonl": "".join(line % letter for letter in "abcd"), "nothing/README.md": "", "files/README.md": "",
-        "files/wiki.train.raw": "d", "files/c.txt": "c", "files/valid.jsonl": line % "b",
-        "files/test/1.jsonl": line % "a",
+        "rows.jsonl": "".join(line % letter for letter in "abcd"), "nothing/README.md": "", "fi[l]es/README.md": "",
+        "fi[l]es/wiki.train.raw": "d", "fi[l]es/c.txt": "c", "fi[l]es/valid.jsonl": line % "b",
+        "fi[l]es/test/1.jsonl": line % "a",
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    source = {"kind": "hub", "dataset": "no/such", "splits": {"train": "train", "test": "test"}}
+    source = {"kind": "hub", "dataset": "no/such", "splits": {"train": "train", "test": "validation"}}
     config = parse(IngestionConfig, {"sources": [source], "path": str(tmp_path / copy)}, at="ingestion")
     found = [(row.text, row.split) for row in config.sources[0].rows(Opening(0, 1000)) if isinstance(row, Row)]
     assert found == list(zip("abcd", splits, strict=True))
@@ -269,6 +279,9 @@ def test_splits_of_a_data_set_are_named_and_held_out_ones_are_read_first(
 
 def test_pitfall_29_names_in_a_data_set_stay_in_its_folder(tmp_path: Path) -> None:
     keys = saved(tmp_path, train=["a", "b"])
+    before = described(keys)
+    (tmp_path / "set/train/data-00001-of-00002.arrow").write_bytes(b"")
+    assert described(keys) != before
     (tmp_path / "set/train/data-00000-of-00002.arrow").rename(tmp_path / "elsewhere.arrow")
     state = tmp_path / "set/train/state.json"
     os.mkfifo(tmp_path / "set/train/pipe.arrow")
