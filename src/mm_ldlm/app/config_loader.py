@@ -81,7 +81,7 @@ class LayeredConfigLoader(OmegaConfigLoader):
         try:
             if key == "catalog":
                 refuse_other_folders({**self._globals, **(self.runtime_params or {})})
-            self._register_globals_resolver()  # OmegaConf has one for all loaders: Kedro leaves that of the newest
+            self._register_globals_resolver()  # OmegaConf has one for all loaders: Kedro leaves the newest loader's
             return super().__getitem__(key)
         except ConfigurationError as error:
             reason = str(error)
@@ -224,7 +224,7 @@ def _log_once(line: str) -> None:  # Kedro reads the parameters several times in
 
 
 def parse_yaml(content: bytes, *, file: str) -> Any:
-    """Parse YAML, with the numbers of OmegaConf (1e-3 is one); the types are those of the YAML core schema.
+    """Parse YAML, with the numbers of OmegaConf (1e-3 is one); the types are as in the YAML core schema.
 
     Raises:
         UnreadableConfiguration: it is not YAML in UTF-8, repeats a key, or has too many values once every alias is

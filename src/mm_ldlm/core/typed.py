@@ -32,7 +32,7 @@ DEEPEST = 32
 """Number of mappings and lists that a parameter may be nested in."""
 
 # Every number has an upper bound, so that a value that exhausts the memory or overflows in a worker is refused before
-# the first node. The general bounds are those of numbers that determine no allocation and no number of repetitions.
+# the first node. The general bounds are for numbers that determine no allocation and no number of repetitions.
 PositiveInt = Annotated[int, bounded(gt=0, le=10**12)]
 NonNegativeInt = Annotated[int, bounded(ge=0, le=10**12)]
 PositiveFloat = Annotated[float, bounded(gt=0, le=1e30)]
@@ -52,7 +52,7 @@ Rows = Annotated[int, bounded(gt=0, le=10**8)]
 RowsOrNone = Annotated[int, bounded(ge=0, le=10**8)]
 """The same, where 0 stands for none."""
 Bytes = Annotated[int, bounded(gt=0, lt=2**31)]
-"""A size in bytes, at most that of one value of an Arrow column."""
+"""A size in bytes, at most the size of one value of an Arrow column."""
 Repeats = Annotated[int, bounded(gt=0, le=100_000)]
 """A number of model calls, draws or candidates for one result."""
 Workers = Annotated[int, bounded(gt=0, le=4096)]
@@ -194,7 +194,7 @@ def check(value: Any, hint: Any, *, name: str, error: type[MMLDLMError] = Sampli
 def to_dict(value: Any, *, retired: bool = False) -> Any:
     """Convert a typed parameter to dictionaries, lists, numbers and strings for JSON, with the key `kind` first.
 
-    `retired` adds the keys that earlier versions had (`parse`), so that fingerprints are those of earlier versions.
+    `retired` adds the keys that earlier versions had (`parse`), so that fingerprints equal the earlier versions'.
     """
     if type(value) in (str, int, float):  # nearly all values of a vocabulary
         return value

@@ -252,7 +252,7 @@ def open_store(folder: Path, kind: str) -> Any:
     """Open a store, a tokenizer or a normaliser by its kind.
 
     Raises:
-        StoreError: it is missing or damaged, or a table has other columns than those of its kind.
+        StoreError: it is missing or damaged, or a table has other columns than its kind.
     """
     if kind == "tokenizer":
         return TextTokenizer.load(folder)

@@ -29,7 +29,7 @@ class AbsorbingConfig(TextProcessConfig):
     Attributes:
         schedule: α_t, the expected fraction of tokens that are kept.
         t_min: smallest time drawn in training.
-        loss_weighting: weights of the training loss. elbo: w(t) = −α'_t/(1 − α_t), those of the NELBO, with which the
+        loss_weighting: weights of the training loss. elbo: w(t) = −α'_t/(1 − α_t), the NELBO's, with which the
             few tokens that are masked at a small t count as much as the many at a large t. constant: 2 for every masked
             token at any t, the loss of masked language models, which bounds no likelihood. The likelihood always has
             the weights of the NELBO.

@@ -86,7 +86,7 @@ def hosts(env: Mapping[str, str] = os.environ) -> Hosts:
         ConfigurationError: a variable is not a number, or not one that a host can have.
     """
     number = {name: _int(env, name) for name in _NUMBERS if env.get(name)}
-    per_host = "LOCAL_RANK" not in env  # else WORLD_SIZE and RANK are those of a process
+    per_host = "LOCAL_RANK" not in env  # else WORLD_SIZE and RANK count processes
     nodes = number.get("NNODES", number.get("WORLD_SIZE") if per_host else None)
     rank = number.get("NODE_RANK", number.get("RANK") if per_host else None)
     if nodes is None or (nodes > 1 and rank is None):

@@ -84,7 +84,7 @@ def joined(
         raise WorkerFailed(
             f"rank {rank_info.rank} of {rank_info.world} could not join the others at {rank_info.master_address}:"
             f"{rank_info.master_port} within {timeout_minutes:g} minutes ({reason}). Check that every host "
-            "was started, that the address is that of the first host, and that the port is open between the hosts."
+            "was started, that the address is the first host's, and that the port is open between the hosts."
         ) from error
     try:
         yield Process(**vars(rank_info), device=chosen, backend=backend)

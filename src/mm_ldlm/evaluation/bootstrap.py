@@ -53,9 +53,9 @@ class Bootstrap:
     def of_runs(self, statistics: Sequence[Statistic], items: int) -> tuple[Interval, float]:
         """Compute the mean of several runs' statistics on the same items: its interval, and the p-value of zero.
 
-        A bootstrap over few runs is too narrow. Several runs therefore have a t interval, whose variance is that of
-        the runs ÷ their number plus that of the mean over resampled items, with the degrees of freedom of Satterthwaite
-        (1946). One run has the percentile interval, which knows nothing of other runs.
+        A bootstrap over few runs is too narrow. Several runs therefore have a t interval: its variance is the
+        variance of the runs ÷ their number + the variance of the mean over resampled items, with the degrees of freedom
+        of Satterthwaite (1946). One run has the percentile interval, which does not cover other runs.
         """
         from scipy.stats import t
 

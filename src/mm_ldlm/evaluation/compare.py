@@ -90,7 +90,7 @@ def _read_rows(path: Path, columns: tuple[str, ...]) -> pd.DataFrame | None:
     file = _file(path)
     try:
         rows = pd.read_parquet(file.check())
-    except (OSError, ValueError, TypeError, KeyError) as error:  # those of Arrow are ValueErrors, KeyErrors, …
+    except (OSError, ValueError, TypeError, KeyError) as error:  # Arrow's are ValueErrors, KeyErrors, …
         file.refuse("a Parquet table", f"an error ({str(error).rpartition(': ')[2]})")
     wrong = [name for name in columns if name not in rows or not pd.api.types.is_numeric_dtype(rows[name])]
     wrong += ["id"] if "id" not in rows or not rows["id"].is_unique else []  # a pair needs one row for each id

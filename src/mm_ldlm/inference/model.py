@@ -316,7 +316,7 @@ class LoadedModel:
         """Embed texts that the model wrote: cosines (m,) to raw latents (m, d), and standardised latents (m, d).
 
         The standardised latents have the directions of the texts and the norms of the raw latents, because the scale of
-        an encoder need not be that of the latents.
+        an encoder may differ from the scale of the latents.
         With an adapter and without the encoder of the latents, both are compared as vectors of the run's own encoder.
         """
         normaliser = self.normaliser

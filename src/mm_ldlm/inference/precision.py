@@ -13,7 +13,7 @@ from mm_ldlm.distributed.device import multiplies_bf16
 from mm_ldlm.objectives.generation import GenerativeModel
 
 PASSED_ON = {"length_logits", *dir(nn.Module)} - {"forward"}
-"""Attributes of a model that stay as they are: those of all modules, and lengths, which are parts of likelihoods"""
+"""Attributes of a model that stay as they are: all that modules have, and lengths, which are parts of likelihoods"""
 
 
 def resolved(precision: Precision, device: torch.device) -> Precision:

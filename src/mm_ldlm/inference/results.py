@@ -127,7 +127,7 @@ class Scores:
     token_nll: Floats
     """(n,) −log p(tokens | length) or an upper bound on it, float64, mean over the draws"""
     standard_errors: Floats
-    """(n,) standard error of `token_nll` for independent draws; that of low-discrepancy draws is smaller. One draw
+    """(n,) standard error of `token_nll` for independent draws; low-discrepancy draws have a smaller one. One draw
     of a bound has none: NaN"""
     draw_nll: Floats = field(repr=False)
     """(K, n) nats: each draw of `token_nll`; K = 1 if it is exact"""

@@ -137,7 +137,7 @@ class Writer:
             )
 
     def by_request(self, rows: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        """Divide rows into those of each request that is computed, whose `numbers` begin at 0."""
+        """Divide rows by the request that they belong to, whose `numbers` begin at 0."""
         if self.numbers is None or len(self.numbers) != len(rows):
             return [rows]
         return np.split(rows, [row for row, number in enumerate(self.numbers) if number == 0][1:])

@@ -48,7 +48,7 @@ class Overridable:
 
 @config
 class DiffusionSampler(Draw, Overridable, ABC):
-    """Keys that all text samplers of a diffusion process read, with those of `Draw`.
+    """Keys that all text samplers of a diffusion process read, with the keys of `Draw`.
 
     Attributes:
         steps: maximum number of denoising steps.

@@ -47,7 +47,7 @@ class Validation:
     def __call__(self, step: int) -> dict[str, float]:
         """Compute `KIND/NAME` → average over all examples, equal on all ranks; `loss` is the mean of the totals.
 
-        `nll` and `perplexity` are those of the evaluation, from one draw for each text: per token, the length included
+        `nll` and `perplexity` are as in the evaluation, from one draw for each text: per token, the length included
         if the run has learned it, and without a latent if the run can score texts without one.
         """
         objective = self.root.objective

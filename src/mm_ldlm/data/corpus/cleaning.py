@@ -110,7 +110,7 @@ class Prepared:
     """A prepared chunk.
 
     Attributes:
-        place: that of the chunk.
+        place: place of the chunk.
         refused: (source, damaged row) of the others.
         counts: (source, read or from_splitting) → rows; splitting makes further rows.
         truncated: number of texts of which only the first tokens are used.

@@ -78,7 +78,7 @@ def detokenise(text: str) -> str:
 def _quoted(text: str, mark: str) -> str:
     """Attach quotation marks that stand alone: the first opens, the next closes, and so on.
 
-    If their number is odd, a single apostrophe after "s" is that of a possessive plural, and others stay as they are.
+    If their number is odd, a single apostrophe after "s" marks a possessive plural, and others stay as they are.
     """
     alone = re.compile(rf"(?:(?<=[ (\[])|^){mark}(?=[ .,:;!?)]|$)")
     if len(alone.findall(text)) % 2:

@@ -228,7 +228,7 @@ def _run(job: Job, missing: list[int], *, located: LocatedEncoder, ranks: Launch
 
 
 def _launch(workspace: Path, ranks: LaunchConfig) -> None:
-    """Launch this host's ranks, which encode their parts of the job in the workspace, and wait for those of all hosts.
+    """Launch this host's ranks, which encode their parts of the job in the workspace, and wait for all hosts.
 
     Raises:
         WorkerFailed: a rank failed, or some hosts did not join.
@@ -294,7 +294,7 @@ class EncodeTexts:
     """The function of the tasks of an engine: texts of one shard → their vectors.
 
     A process loads the encoder on its first task. What is sent to a node is the job and not the encoder: the node
-    needs the weights, and their fingerprint has to be that of the job.
+    needs the weights, and their fingerprint has to equal the job's.
     """
 
     def __init__(self, job: Job, *, device: str) -> None:

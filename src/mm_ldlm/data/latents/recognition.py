@@ -70,7 +70,7 @@ class Signature:
         return dataclasses.replace(found, energies_k=_typical(found.energies(unit(held_nd))))
 
     def energies(self, unit_nd: Matrix) -> Matrix:
-        """Compute the energies (n, k) of vectors of length 1 along the axes; those of random vectors are about 1."""
+        """Compute the energies (n, k) of vectors of length 1 along the axes, about 1 for random vectors."""
         return np.square((unit_nd - self.mean_d) @ self.axes_kd.T) * self.dim
 
     def level(self, unit_nd: Matrix) -> float:
@@ -148,7 +148,7 @@ class Verdict:
     def remedy(self) -> str:
         """What makes unusable vectors usable"""
         return {
-            "scaled": "Divide them by this factor (by their lengths, if those of the encoder are 1).",
+            "scaled": "Divide them by this factor (by their lengths, if the encoder's vectors have length 1).",
             "truncated": "Give all coordinates.",
             "shuffled": "Restore the order.",
             "foreign": "Choose a run of that encoder, or fit an adapter to this run (`mm-ldlm align`).",

@@ -211,7 +211,7 @@ class Progress:
                 shard.is_intact(folders[name]) for name in folders for shard in shards[name]
             ):
                 self.state, self.shards = found["state"], shards
-        except (LookupError, TypeError):  # no progress, or that of another version
+        except (LookupError, TypeError):  # no progress, or another version's
             pass
         for name, folder in self.folders.items():
             folder.mkdir(parents=True, exist_ok=True)

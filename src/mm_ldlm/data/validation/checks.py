@@ -30,7 +30,7 @@ _AGAIN = "Remove the token store and run the ingestion pipeline again."
 
 
 class DataCheck(abc.ABC):
-    """A check of the registry, which runs after those of `CHECKS`.
+    """A check of the registry, which runs after `CHECKS`.
 
     Attributes:
         plots: entries of the catalog for its figures, with their captions in the report.

@@ -30,7 +30,7 @@ SOURCES = {
 
 
 def shades(count: int) -> list[str]:
-    """Make `count` colours for lines with an order, between those of `_SHADES`."""
+    """Make `count` colours for lines with an order, between the colours of `_SHADES`."""
     return sample_colorscale(list(_SHADES), [place / max(count - 1, 1) for place in range(count)])
 
 

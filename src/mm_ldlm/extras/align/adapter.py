@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ADAPTER = "adapter"
 """Folder of an exported run"""
 ARRAYS = ("mean_m", "bias_d", "matrix_md", "back_dm")
-"""Arrays of `adapter.safetensors`, besides those of the signature, whose names begin with `PREFIX`"""
+"""Arrays of `adapter.safetensors`, besides the arrays of the signature, whose names begin with `PREFIX`"""
 PREFIX = "signature."
 
 

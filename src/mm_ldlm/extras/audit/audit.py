@@ -140,7 +140,7 @@ def encoder_cosine(found: Sample, model: "MMLDLM") -> float | None:
     if alike < ALIKE * reached:
         raise EvaluationError(
             f"{found.name}: expected vectors of the encoder that the model was trained for, with a cosine of about "
-            f"{reached:.2g} to those of their texts embedded again, found a median cosine of {alike:.2f} in "
+            f"{reached:.2g} to their texts embedded again, found a median cosine of {alike:.2f} in "
             f"{len(vectors_nd)} rows, and that they look like {model.recognise(found.vectors_nd)}. Choose the model of "
             "their encoder (audit.model), fit an adapter (mm-ldlm align), or name a column whose vectors belong to the "
             "texts."

@@ -59,7 +59,7 @@ class Findings:
         causes = [
             (where, f"the input is non-finite: {where} contain NaN or Inf. Remove these examples."),
             (self.parameters, f"{len(self.parameters)} parameters are not finite, first {self.parameters[:1]}."),
-            (self.forward, f"the inputs are finite, the first non-finite output is that of {self.forward}.{gradient}"),
+            (self.forward, f"the inputs are finite, the first non-finite output comes from {self.forward}.{gradient}"),
             (
                 self.losses,
                 f"the model's outputs are finite, but not the loss: {', '.join(self.losses)}. Check how the objective "
@@ -68,8 +68,8 @@ class Findings:
             (self.gradient, f"the loss is finite, but gradients became non-finite in the backward pass.{gradient}"),
             (
                 self.norm > LARGEST_NORM,
-                f"the gradients are finite, but too large for float32: their norm is {self.norm:.1e}, and those of "
-                f"{self.steepest} are the largest. An earlier update made the weights too large: lower "
+                f"the gradients are finite, but too large for float32: their norm is {self.norm:.1e}, the largest "
+                f"in {self.steepest}. An earlier update made the weights too large: lower "
                 "training.optimizer.lr, or lengthen the warm-up.",
             ),
             (self.trouble, f"the step could not be repeated ({self.trouble})."),

@@ -46,7 +46,7 @@ def identity_of(found: str) -> str | None:
 def distance_to(found: str, probes_Kd: npt.NDArray[np.float32]) -> float:
     """Return the largest distance of a probe vector to the one in the fingerprint, relative to the latter's length.
 
-    The distances are those of the projections, which differ from the distances of the vectors by about a third.
+    The distances are between projections, and differ from the distances of the vectors by about a third.
     """
     raw = base64.urlsafe_b64decode(found.split("-", 2)[2])
     scale, numbers = np.frombuffer(raw[:4], "<f4")[0], np.frombuffer(raw[4:], "<i2")

@@ -54,7 +54,7 @@ class PrecomputedEncoderConfig:
         )
         refuse_if(
             (other := getattr(given, "dim", None)) not in (None, self.dim),
-            f"expected an encoder of dimension {self.dim}, like that of the given vectors, found dimension {other}",
+            f"expected an encoder of dimension {self.dim}, as the given vectors have, found dimension {other}",
             "for_new_texts",
             "dim",
         )

@@ -52,7 +52,7 @@ class Job(NamedTuple):
 
     function: Callable[..., Any]
     columns: Mapping[str, Any]
-    """Values with one item for each row, or the number of rows; those of several jobs can be joined"""
+    """Values with one item for each row, or the number of rows; several jobs' values can be joined"""
     options: Mapping[str, Any]
     rows: int
     key: Hashable

@@ -186,7 +186,7 @@ def _stream(mapped: pa.Buffer) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         read = source.tell()
         yield batch
-    # What follows the last message, and not the last bytes: those of a batch may equal the marker.
+    # The bytes after the last message, and not the last bytes: the end of a batch may equal the marker.
     if mapped.slice(read).to_pybytes() not in (_END, _OLD_END):
         raise pa.ArrowInvalid(
             "an end marker and nothing else must follow the last batch, so the file may be incomplete"

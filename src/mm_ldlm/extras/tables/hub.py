@@ -43,7 +43,7 @@ class HubConfig(ColumnsConfig):
     splits: Annotated[Splits, bounded(min_length=1)]
 
     def _copies(self) -> list[SourceConfig]:
-        """Return the sources of the local copy, those of held-out rows first."""
+        """Return the sources of the local copy, with held-out rows first."""
         path = str(self.path)
         if is_saved(path):
             return [self.as_kind(DiskConfig)]

@@ -81,7 +81,7 @@ class Curriculum:
 def factors(importance_BL: Tensor, valid_BL: Tensor, fractions: tuple[float, ...]) -> Tensor:
     """Compute the loss factors (B, L), float32, with mean 1 over the valid tokens of each text; 0 elsewhere.
 
-    `fractions` are those of `Curriculum.fractions` at a step.
+    `fractions` are `Curriculum.fractions` at a step.
     """
     members = (importance_BL <= EASY, (importance_BL > EASY) & (importance_BL < HARD), importance_BL >= HARD)
     factor_BL = torch.ones(importance_BL.shape, device=importance_BL.device)

@@ -243,7 +243,7 @@ def frequency_prior(counts_V: Tensor, *, mask_id: int) -> Tensor:
 
 
 def rank_by_row(value_BL: Tensor, chosen_BL: Tensor) -> Tensor:
-    """Compute the rank of each chosen value among those of its row, scaled to [0, 1]: the lowest 0, the highest 1.
+    """Compute the rank of each chosen value within its row, scaled to [0, 1]: the lowest 0, the highest 1.
 
     Ranks within a text compare tokens at the same time t, and do not depend on what else is in the batch.
     """

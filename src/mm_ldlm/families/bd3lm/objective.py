@@ -112,7 +112,7 @@ class BlockGeneration(DenoiserGeneration):
     """Texts written block by block, and likelihoods.
 
     A sampler writes one block after another as if it were a text, with its number of steps for each. The keys and
-    values of the finished blocks are cached: one further model call appends those of a block.
+    values of the finished blocks are cached: one further model call appends a block's.
     """
 
     process: Absorbing

@@ -109,7 +109,7 @@ class Labels(Feature):
         found = made_from["name"] if isinstance(made_from, dict) else made_from
         changed = ", but the code of its module has changed" if found == key else ""
         raise ConfigurationError(
-            f"parameter 'objective.label' is '{key}'; the labels of the validated dataset are those of '{found}'"
+            f"parameter 'objective.label' is '{key}'; the labels of the validated dataset come from '{found}'"
             f"{changed}. Run `kedro run --pipelines=embedding,validation` with this label first, or restore the other "
             "label."
         )

@@ -144,7 +144,7 @@ class HeadConfig(ObjectiveConfig):
         label: key of a record's `meta` that is its label, or a function `package.module:function` of its text. Sources
             write `label_column` under "label"; the starter corpus has "shape".
         label_smoothing: fraction of the target that is divided equally among all classes.
-        features: latents: those of a model over stored latents (`latent_mlp`); trunk: the mean hidden state of a text
+        features: latents: a model's output for stored latents (`latent_mlp`); trunk: the mean hidden state of a text
             model on the clean text, fine-tuned; frozen_trunk: the same with the weights of `training.init_from`, of
             which only the head is trained.
     """

@@ -8,8 +8,8 @@ denoising score entropy, with the ratios r_y = q(y | x_0)/q(x_t | x_0):
     dσ/dt · Σ_{y ≠ x_t} Q(x_t, y)·(s_y − r_y log s_y + K(r_y)),   K(a) = a(log a − 1)
 
 Where x_t is [MASK], the paper scales the scores: log s_y = output_y − log(e^σ − 1) − log W.
-m = 1 − α_t is the noise level, the fraction of replaced tokens. Likelihood bounds are integrated over m, as those of
-MDLM are, so that nothing is left out between the clean text and the first time of the schedule.
+m = 1 − α_t is the noise level, the fraction of replaced tokens. Likelihood bounds are integrated over m, as for
+MDLM, so that nothing is left out between the clean text and the first time of the schedule.
 """
 
 import dataclasses
@@ -192,7 +192,7 @@ class AbsorbingSedd(Sedd, Masking):
         return torch.where((uniform_M2[:, 0] < unmasked_M) & (noisy_M == self.mask_id), drawn_M, noisy_M)
 
     def x0_logits(self, output_MV: Tensor, noisy_M: Tensor, t_M: Tensor) -> Tensor:
-        """Copy the output: its normalisation is that of the scores, whatever the time."""
+        """Copy the output: it is normalised as the scores are, whatever the time."""
         return output_MV.clone()
 
 

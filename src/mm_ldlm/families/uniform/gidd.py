@@ -25,7 +25,7 @@ class GiddConfig(TextProcessConfig):
         gamma: γ of the schedule; the larger, the fewer random words near t = 0 and t = 1. Below 1 the smallest time in
             float64 still has random words, so that the NELBO is not a bound; above 2 random words would turn back into
             tokens.
-        loss_weighting: weights of the training loss. elbo: those of the NELBO. clip: those, at most `max_weight`.
+        loss_weighting: weights of the training loss. elbo: the NELBO's. clip: the same, at most `max_weight`.
             dynamic: 2 for masks, 1 for random words, (B/N) e^(−γλ_t/2) for the token itself, at most `max_weight`,
             where λ_t = log α_t/(1 − α_t). The likelihood always has the weights of the NELBO.
         max_weight: see `loss_weighting`.

@@ -87,7 +87,7 @@ class Interpolating(TextProcess):
         """Compute w_t (D_KL(q(· | x) ‖ q(· | x_θ)) + D_IS(q(x_t | x) ‖ q(x_t | x_θ))) at M positions (GIDD §3).
 
         With uniform noise this is the integrand of UDLM (arXiv:2412.10193; Duo, arXiv:2506.10892). w_t are the weights
-        of the NELBO with `elbo`, and otherwise those of training.
+        of the NELBO with `elbo`, and otherwise of the training.
         """
         words_MV = forbid_(logits_MV[..., : self.vocab_size].clone(), mask_id=self.mask_id, pad_id=self.pad_id).float()
         log_x0_MV = words_MV.log_softmax(dim=-1)
@@ -100,7 +100,7 @@ class Interpolating(TextProcess):
         return TokenLosses(weighted_M.float(), nll_M, log_x0_MV.detach().argmax(dim=-1), log_norm_M)
 
     def weight(self, targets_M: Tensor, noisy_M: Tensor, noise: Noise) -> Tensor:
-        """Compute the weights (M,) of the training loss, float64; by default those of the NELBO."""
+        """Compute the weights (M,) of the training loss, float64; by default the NELBO's."""
         return self.elbo_weight(targets_M, noisy_M, noise)
 
     def elbo_weight(self, targets_M: Tensor, noisy_M: Tensor, noise: Noise) -> Tensor:

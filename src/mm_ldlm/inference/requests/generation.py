@@ -94,7 +94,7 @@ def invert(
     latents_nd, count = model.standardised(raw_nd), len(raw_nd)
     tried = 2 * (search.candidates + search.beam) if search.enabled else 1
     refuse_texts_beyond_memory(count * samples * tried, tokens=longest, numbers=model.dim)
-    if samples > 1:  # sample by sample: the first one of each latent is that of a request for one
+    if samples > 1:  # sample by sample: the first one of each latent equals a request for one
         latents_nd, raw_nd = latents_nd.repeat(samples, 1), np.tile(raw_nd, (samples, 1))
         sources = sources * samples
     writer = model.writer
