@@ -21,10 +21,11 @@ from tests.inference.runs import DIM, write_run
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import EncoderError, SamplingError, StoreError, to_dict
 from mm_ldlm.data.encoders import LocalEncoderConfig, load_encoder
-from mm_ldlm.data.latents.normaliser import Normaliser
+from mm_ldlm.data.latents.normaliser import Normaliser, norms, typical_of
 from mm_ldlm.data.latents.recognition import named, unit
+from mm_ldlm.extras.align.adapter import Adapter, adapted
 from mm_ldlm.extras.align.command import align
-from mm_ldlm.extras.align.fitting import fit_adapter
+from mm_ldlm.extras.align.fitting import Choice, Pairs, fit_adapter
 
 M = 9
 
@@ -47,21 +48,40 @@ def test_a_linear_relation_is_found_and_inverted(m: int, d: int, rank: int | Non
     x, y = pairs(400, m, d, rank=rank, seed=seed)
     adapter, tried = fit_adapter(x[:300], y[:300] - 3, normaliser=plain(d), encoder="other")
     assert adapter.about.cosine == max(tried.values()) > 0.98
+    assert len({choice.kind for choice in tried}) == len(tried), "the best of each kind"
+    assert len({choice.penalty for choice in tried if choice.kind != "orthogonal"}) == 1
+    assert (adapter.about.pairs, adapter.signature is None) == (300, False)
+    assert adapter.about.typical == pytest.approx(typical_of(norms(plain(d).standardise(adapter.to_own(x[:300])))))
     np.testing.assert_allclose(adapter.mean_m, x[:300].mean(axis=0), err_msg="the last fit uses all pairs")
+    np.testing.assert_allclose(adapter.to_other(adapter.bias_d[None]), unit(adapter.mean_m[None]))
     np.testing.assert_allclose(adapter.to_own(x[300:]), y[300:] - 3, atol=0.1)
     if d >= m and rank is None:
         np.testing.assert_allclose(np.linalg.norm(adapter.to_other(y[300:] - 3), axis=1), 1)
         assert (adapter.to_other(y[300:] - 3) * x[300:]).sum(axis=1).mean() > 0.9
 
 
+@given(st.integers(4, 30), st.integers(3, 30))
+def test_each_map_is_that_of_its_definition(count: int, m: int) -> None:
+    x, y = (each - each.mean(axis=0) for each in pairs(count, m, 5))
+    ridge = np.linalg.solve(x.T @ x + 0.1 * np.square(x).sum() / min(count - 1, m) * np.eye(m), x.T @ y)
+    np.testing.assert_allclose(Pairs(x, y).fit(Choice("ridge", 0.1)), ridge, atol=1e-9)
+    left, size, right = np.linalg.svd(x @ ridge, full_matrices=False)
+    kept = x @ Pairs(x, y).fit(Choice("low_rank", 0.1, 2))
+    np.testing.assert_allclose(kept, left[:, :2] * size[:2] @ right[:2], atol=1e-9)
+    turned = 3 * x @ np.linalg.qr(np.random.default_rng(0).normal(size=(m, m)))[0]
+    np.testing.assert_allclose(x @ Pairs(x, turned).fit(Choice("orthogonal")), turned, atol=1e-9)
+
+
 def test_few_pairs_of_a_rotation_choose_an_orthogonal_map() -> None:
     random = np.random.default_rng(0)
     x = unit(random.normal(size=(300, 40)))
     y = unit(x @ np.linalg.qr(random.normal(size=(40, 40)))[0] + 0.05 * random.normal(size=(300, 40)))
-    found, _ = fit_adapter(x[:60], y[:60], normaliser=plain(40), encoder="other")
-    more, _ = fit_adapter(x, y, normaliser=plain(40), encoder="other")
+    found, _ = fit_adapter(x[:50], y[:50], normaliser=plain(40), encoder="other")
+    x[0] *= 2  # not all of norm 1
+    more, _ = fit_adapter(x[:179], y[:179], normaliser=plain(40), encoder="other")
     assert found.about.kind == "orthogonal"
     assert more.about.cosine > found.about.cosine
+    assert [(each.about.unit_norms[0], each.signature) for each in (found, more)] == [(True, None), (False, None)]
 
 
 def test_wrong_pairs_are_refused(refuses: Any) -> None:
@@ -103,7 +123,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "texts.txt").write_text("\n".join(map(" ".join, words)), encoding="utf-8")
     texts = (place / "texts.txt").read_text(encoding="utf-8").split("\n")
     np.save(place / "other.npy", Other(MMLDLM.from_run(run).encoder).encode(texts))
-    done = command(place, "--vectors", str(place / "other.npy"), "-o", str(place / "aligned"))
+    done = command(place, "--vectors", str(place / "other.npy"), "-o", str(place / "aligned"), "--name", "theirs")
     assert done.exit_code == 0, done.output
     return place
 
@@ -118,6 +138,9 @@ def test_an_aligned_run_inverts_the_vectors_of_the_other_encoder(place: Path) ->
     raw_nd, given_nm = own.encode(texts), np.load(place / "other.npy")[:8]
     assert aligned.invert(given_nm).texts == own.invert(raw_nd).texts
     assert aligned.embed(["w1 w2"], steps=2).latents.shape == (1, M)
+    assert aligned.parts.encoder == "theirs"
+    more = dataclasses.replace(own.parts, normalisers={**own.parts.normalisers, "more": own.normaliser})
+    assert adapted(more, place / "aligned" / "adapter").normalisers.keys() == {"normaliser", "more"}
     with pytest.raises(SamplingError):
         aligned.invert(raw_nd)
 
@@ -142,8 +165,6 @@ def test_search_compares_in_the_space_of_the_run_or_by_the_other_encoder_if_it_i
 
 
 def test_a_damaged_adapter_is_refused(place: Path, tmp_path: Path) -> None:
-    from mm_ldlm.extras.align.adapter import Adapter
-
     folder = shutil.copytree(place / "aligned" / "adapter", tmp_path / "adapter")
 
     def read() -> tuple[int, ...]:

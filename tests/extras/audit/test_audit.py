@@ -30,7 +30,7 @@ from mm_ldlm.extras.audit.page import report
 from mm_ldlm.extras.audit.pipeline import create_pipeline
 from mm_ldlm.extras.audit.readable import Vocabulary, by_kind, by_length, compare, masked, most_readable, shares
 
-DIM, ROWS = 24, 600
+DIM, ROWS, SEED = 24, 600, 4
 BOOTSTRAP = Bootstrap(100)
 NAMES = ("Anna", "Boris", "Chloe", "Dmitri", "Elena")
 
@@ -50,7 +50,7 @@ def embedded(texts: Sequence[str]) -> np.ndarray:
 class Oracle:
     """A model that reads the text of the nearest of all vectors, in lower case for every third row."""
 
-    dim, max_length, no_encoder, normaliser = DIM, 32, None, SimpleNamespace(unit_norm=True)
+    dim, max_length, no_encoder, normaliser = DIM, 10, None, SimpleNamespace(unit_norm=True)
     parts = SimpleNamespace(step=7, fingerprints={"encoder": "abc"})
     model = SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter(())))
     tokenizer = SimpleNamespace(encode=lambda texts: [text.split() for text in texts])
@@ -66,10 +66,10 @@ class Oracle:
         return cosines_of(embedded(texts), vectors), embedded(texts)
 
     def invert(self, targets: np.ndarray, **options: Any) -> Any:
-        np.testing.assert_allclose(np.linalg.norm(targets, axis=1), 1)
+        np.testing.assert_allclose([*np.linalg.norm(targets, axis=1), options["seed"]], [1] * len(targets) + [SEED])
         near = (targets @ self.vectors.T).argmax(axis=1)
         texts = [self.texts[n].lower() if n % 3 == 0 else self.texts[n] for n in near]
-        return SimpleNamespace(texts=tuple(texts), model_calls=np.full(len(texts), 2))
+        return SimpleNamespace(texts=tuple(texts), model_calls=np.full(len(texts), len(texts)))
 
 
 @pytest.fixture(scope="module")
@@ -94,26 +94,28 @@ def config(collection: dict[str, str], **given: Any) -> AuditConfig:
 
 @pytest.fixture(scope="module")
 def results(collection: dict[str, str]) -> dict[str, Any]:
-    return audit(config(collection), Oracle(), seed=0)  # type: ignore[arg-type]
+    return audit(config(collection), Oracle(), seed=SEED)  # type: ignore[arg-type]
 
 
 # --- readable texts ---------------------------------------------------------------------------------------------------
 
 
 def test_the_fractions_of_five_texts_are_those_counted_by_hand() -> None:
-    texts = ["Meet Anna at 12:30.", "call +49 30 1234567 now", "we met Anna in Rome", "one two", "a b c d e f"]
-    outputs = ["Meet Anna at 12:30.", "Call +49 30 1234567 now", "We met Ann in Rome", "three", "a b c d e x"]
+    texts = ["call +49 30 1234567 now", "Meet Anna at 12:30.", "we met Anna in Rome", "one two", "a a b c d e"]
+    outputs = ["Call +49 30 1234567 now", "Meet Anna at 12:30.", "We met Ann in Rome", "three", "a a b c d x"]
     rows = compare(texts, outputs, Vocabulary(texts))
-    assert rows["as_written"].tolist() == [True, False, False, False, False]
+    assert rows["as_written"].tolist() == [False, True, False, False, False]
     assert rows["exact"].tolist() == [True, True, False, False, False]
-    assert rows["nearly"].tolist() == [True, True, True, False, True]  # F1 of 4/5 and 5/6
+    assert rows["nearly"].tolist() == [True, True, True, False, True]  # F1 of 4/5, twice
+    assert most_readable(rows, 3) == [1, 0, 2], "those with more items first"
     found = shares(rows, BOOTSTRAP)
     assert found["exact"]["value"] == 2 / 5
     assert found["words"]["value"] == (5 + 5 + 4 + 0 + 5) / (5 + 5 + 5 + 2 + 6)
-    kinds = {line["kind"]: (line["count"], line["recovered"]["value"]) for line in by_kind(rows, BOOTSTRAP)}
-    assert kinds["numbers"] == (1, 1.0)
-    assert kinds["addresses"] == (1, 1.0)
-    assert kinds["names"] == (3, 2 / 3)  # Anna twice, and Rome
+    kinds = {
+        line["kind"]: (line["count"], line["rows"], line["recovered"]["value"]) for line in by_kind(rows, BOOTSTRAP)
+    }
+    assert kinds["numbers"] == kinds["addresses"] == (1, 1, 1.0)
+    assert kinds["names"] == (3, 2, 2 / 3)  # Anna twice, and Rome
 
 
 @pytest.mark.parametrize(
@@ -125,6 +127,11 @@ def test_the_fractions_of_five_texts_are_those_counted_by_hand() -> None:
         ("it costs 1,200.50 or 3 euros", "numbers", ["1 200 50", "3"]),
         ("The house of Miller burned", "names", ["miller"]),
         ("Yesterday the house burned. Nobody came", "names", []),
+        ("He may go in May but may not", "names", []),
+        ("The house of Miller burned", "rare", ["house", "burned"]),
+        ("write to a.smith@example.org today", "rare", ["write", "today"]),
+        ("one zebra saw a zebra and a zebra", "rare", ["zebra"] * 3),
+        ("it costs \uff15\uff10 euros", "numbers", ["50"]),
     ],
 )
 def test_words_that_matter_are_found(text: str, kind: str, items: list[str]) -> None:
@@ -167,7 +174,7 @@ def measured() -> pd.DataFrame:
         naive, undone = (float(cosines_of(each, vectors[:200]).mean()) for each in (stored[:200], back(stored[:200])))
         rows.append(
             {"name": form.name, "bytes": form.bytes_per_vector, "map": name, "naive": naive, "adaptive": undone,
-             "recall": recall.mean(), "ndcg": ndcg.mean(), "length": np.square(np.linalg.norm(stored - vectors, axis=1)).mean()}
+             "recall": recall.mean(), "ndcg": ndcg.mean()}
         )  # fmt: skip
     return pd.DataFrame(rows).set_index("name")
 
@@ -184,6 +191,8 @@ def test_the_adaptive_attacker_is_nearer_to_the_vectors_wherever_it_knows_enough
     assert measured.loc["secret rotation, 400 known pairs", "adaptive"] == pytest.approx(1)
     assert measured.loc["secret rotation, 400 known pairs", "map"] == "rotation"
     assert abs(measured.loc["secret rotation, 400 known pairs", "naive"]) < 0.2
+    for less in ("secret rotation, 10 known pairs", "secret rotation and noise 3, 400 known pairs"):
+        assert measured.loc[less, "adaptive"] < 0.95
     assert measured.loc["noise 3", "adaptive"] > measured.loc["noise 3", "naive"] + 0.1
     assert measured.loc["binary", "adaptive"] > measured.loc["binary", "naive"]
 
@@ -194,9 +203,26 @@ def test_an_attacker_with_few_pairs_leaves_slightly_noised_vectors_although_a_di
     assert adaptive(vectors + 0.05 / 8 * rng.normal(size=vectors.shape), vectors)[0] == "none"
 
 
-def test_noise_has_the_length_of_its_name(measured: pd.DataFrame) -> None:
-    assert measured.loc["noise 0.2", "length"] == pytest.approx(0.2**2, rel=0.05)
-    assert measured.loc["noise 3", "length"] == pytest.approx(9, rel=0.05)
+def test_noise_and_steps_are_relative_to_the_vectors() -> None:
+    vectors = 3 * Oracle().vectors.astype(np.float64)
+    made = forms(parse(AuditConfig, SMALL, at="audit"), vectors, seed=0)
+    apart = {form.name: form.store(vectors) - vectors for form in made}
+    for level in (0.2, 3):
+        assert np.square(apart[f"noise {level}"]).sum(axis=1).mean() == pytest.approx((3 * level) ** 2, rel=0.05)
+    assert (abs(apart["int8"]) <= np.ptp(vectors, axis=0) / 510 + 1e-12).all()
+
+
+def test_the_map_is_fitted_on_all_pairs_after_it_was_chosen() -> None:
+    rng = np.random.default_rng(0)
+    vectors, turn = rng.normal(size=(26, 24)), np.linalg.qr(rng.normal(size=(24, 24)))[0]
+    name, back = adaptive(vectors @ turn, vectors)
+    np.testing.assert_allclose(back(vectors @ turn), vectors, atol=0.01, err_msg=name)
+
+
+def test_the_nearest_rows_are_those_of_all_cosines() -> None:
+    vectors = np.random.default_rng(0).normal(size=(30, 4))
+    cosines = unit(vectors) @ unit(vectors).T - 3 * np.eye(30)
+    np.testing.assert_array_equal(nearest(vectors, vectors[:7]), np.argsort(-cosines, axis=1)[:7, :10])
 
 
 def test_fewer_bytes_keep_less_of_the_vectors(measured: pd.DataFrame) -> None:
@@ -219,7 +245,7 @@ def test_retrieval_counts_neighbours_and_their_order() -> None:
 
 
 def test_the_numbers_are_those_of_a_check_by_hand(results: dict[str, Any], collection: dict[str, str]) -> None:
-    drawn = room.sample(config(collection), dim=DIM, seed=0).texts[:200]
+    drawn = room.sample(config(collection), dim=DIM, seed=SEED).texts[:200]
     lower = sum(int(text.split()[2]) % 3 == 0 for text in drawn) / 200
     assert results["readable"]["exact"]["value"] == 1
     assert results["readable"]["as_written"]["value"] == pytest.approx(1 - lower)
@@ -228,23 +254,26 @@ def test_the_numbers_are_those_of_a_check_by_hand(results: dict[str, Any], colle
     assert 0.5 < results["chance"]["words"]["value"] < 1  # all texts share eight words of eleven
     found = results["collection"]
     assert found["read"] == found["audited"] + found["known"] + found["passed_over"] + sum(found["refused"].values())
-    assert results["calls"] == 2
+    assert (found["too_long"], 100 < results["calls"] < 200) == (0, True), "of all readings"
 
 
 def test_a_defence_is_judged_by_the_attacker_that_knows_it(results: dict[str, Any]) -> None:
     lines = {line["name"]: line for line in results["forms"]}
     turned = lines["secret rotation, 400 known pairs"]
     assert turned["naive"]["exact"]["value"] < 0.1
-    assert turned["adaptive"]["exact"]["value"] == 1
+    assert turned["adaptive"]["exact"]["value"] == turned["recall"]["value"] == 1
     assert lines["noise 3"]["adaptive"]["exact"]["value"] < 0.5
     assert lines["noise 3"]["recall"]["value"] < lines["noise 0.2"]["recall"]["value"] < 1
 
 
 def test_the_results_and_the_page_contain_texts_only_on_request(collection: dict[str, str]) -> None:
     given = [config(collection, **LITTLE, show_texts=show) for show in (False, True)]
-    hidden, shown = (audit(each, Oracle(), seed=0) for each in given)  # type: ignore[arg-type]
+    hidden, shown = (audit(each, Oracle(), seed=SEED) for each in given)  # type: ignore[arg-type]
     for found, visible in ((hidden, False), (shown, True)):
         page, figures = report(found)
+        *groups, naive = (len(trace.x) for trace in figures["plot_frontier"].data)
+        assert (sum(groups), groups[1]) == (len(found["forms"]), 1)
+        assert naive < len(found["forms"]), "only those that the adaptive attacker reads otherwise"
         for written in (json.dumps(found), page, *(figure.to_json() for figure in figures.values())):
             assert ("the driver met" in written) <= visible
         assert ("the driver met" in page) is visible
@@ -260,8 +289,8 @@ def test_a_trained_attacker_reads_its_form_and_is_the_strongest_if_it_reads_most
 ) -> None:
     """The attacker that is trained on the written rows knows their texts only, and here reads what it is told."""
     small = config(collection, **FEW, attacker_data=str(tmp_path / "data"))
-    plain = audit(small, Oracle(), seed=0)  # type: ignore[arg-type]
-    drawn = room.sample(small, dim=DIM, seed=0)
+    plain = audit(small, Oracle(), seed=SEED)  # type: ignore[arg-type]
+    drawn = room.sample(small, dim=DIM, seed=SEED)
     written = {path.stem: pq.read_table(path).to_pydict() for path in (tmp_path / "data").iterdir()}
     assert len(written) == len(plain["forms"])
     assert tuple(written["noise-9"]["text"]) == drawn.texts[40:]
@@ -271,34 +300,54 @@ def test_a_trained_attacker_reads_its_form_and_is_the_strongest_if_it_reads_most
 
     class Trained(Oracle):
         def invert(self, targets: np.ndarray, **options: Any) -> Any:
+            cosines.append(float(cosines_of(targets, drawn.vectors_nd[:20]).mean()))
             return SimpleNamespace(texts=drawn.texts[:20], model_calls=np.ones(20))
 
+    cosines = list[float]()
     monkeypatch.setattr(room, "model_of", lambda name: Trained())
-    found = audit(config(collection, **FEW, attackers={"noise 9": "a"}), Oracle(), seed=0)  # type: ignore[arg-type]
+    found = audit(config(collection, **FEW, attackers={"noise 9": "a"}), Oracle(), seed=SEED)  # type: ignore[arg-type]
     assert "noise 9: a" in report(found)[0]
     lines = {line["name"]: line for line in found["forms"]}
+    assert cosines == [pytest.approx(lines["noise 9"]["cosine"])], "it reads what its map recovers"
     assert strongest(lines["noise 9"])["value"] == lines["noise 9"].pop("trained")["exact"]["value"] == 1
     assert strongest(lines["noise 9"])["value"] < 0.5
     assert found["forms"] == plain["forms"]
     assert plain["sufficient_noise"] is not None
     assert found["sufficient_noise"] is None
     with pytest.raises(EvaluationError, match=r"noise 8.*noise 9"):
-        audit(config(collection, **FEW, attackers={"noise 8": "a"}), Oracle(), seed=0)  # type: ignore[arg-type]
+        audit(config(collection, **FEW, attackers={"noise 8": "a"}), Oracle(), seed=SEED)  # type: ignore[arg-type]
 
 
 def test_vectors_that_are_stored_at_another_length_are_read_at_that_of_the_encoder(
     collection: dict[str, str], tmp_path: Path
 ) -> None:
     np.save(tmp_path / "long.npy", 50 * np.load(collection["vectors"]))
-    given = [config({**collection, **vectors}, **LITTLE) for vectors in ({}, {"vectors": str(tmp_path / "long.npy")})]
-    one, other = (audit(each, Oracle(), seed=0) for each in given)  # type: ignore[arg-type]
+    long = {"vectors": str(tmp_path / "long.npy"), "attacker_data": str(tmp_path / "data")}
+    given = [config({**collection, **more}, **LITTLE) for more in ({}, long)]
+    one, other = (audit(each, Oracle(), seed=SEED) for each in given)  # type: ignore[arg-type]
     assert other["readable"] == one["readable"]
+    written = pq.read_table(tmp_path / "data/as-it-is.parquet")["embedding"].to_pylist()
+    np.testing.assert_allclose(np.linalg.norm(written, axis=1), 1, rtol=1e-6)
 
 
 def test_vectors_of_another_encoder_are_refused(collection: dict[str, str], tmp_path: Path) -> None:
     np.save(tmp_path / "other.npy", np.random.default_rng(0).normal(size=(ROWS, DIM)))
     with pytest.raises(EvaluationError, match="median cosine"):
-        audit(config(collection, vectors=str(tmp_path / "other.npy")), Oracle(), seed=0)  # type: ignore[arg-type]
+        audit(config(collection, vectors=str(tmp_path / "other.npy")), Oracle(), seed=SEED)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("reached", "cosine"), [(0.7, 0.64), (1.0, 0.91)])
+def test_vectors_through_an_adapter_are_compared_with_what_it_reaches(reached: float, cosine: float) -> None:
+    found: Any = SimpleNamespace(name="a", texts=["t"] * 3, vectors_nd=np.ones((3, 2)))
+    model: Any = SimpleNamespace(
+        no_encoder="an adapter", parts=SimpleNamespace(load_own=len), recognise=str,
+        normaliser=SimpleNamespace(adapter=SimpleNamespace(about=SimpleNamespace(cosine=reached))),
+        reembedded=lambda texts, vectors: (np.full(3, cosine), None),
+    )  # fmt: skip
+    assert room.encoder_cosine(found, model) == cosine
+    cosine -= 0.02
+    with pytest.raises(EvaluationError, match="median cosine"):
+        room.encoder_cosine(found, model)
 
 
 def test_the_noise_that_suffices_is_between_two_levels() -> None:
@@ -313,28 +362,37 @@ def test_the_noise_that_suffices_is_between_two_levels() -> None:
             "ndcg": {"value": recall},
         }
 
-    lines = [line("as it is", None, 0.8, 1), line("a", 0.1, 0.4, 0.9), line("b", 0.4, 0, 0.5), line("c", 0.8, 0, 0.1)]
+    lines = [line("as it is", None, 0.8, 1), line("b", 0.4, 0, 0.5), line("a", 0.1, 0.4, 0.9), line("c", 0.8, 0, 0.1)]
     found = sufficient_noise(lines)
     assert found is not None
-    assert 0.1 < found["level"] < 0.4
+    assert found["level"] == pytest.approx(0.1**0.125 * 0.4**0.875)
     assert found["recall"] == pytest.approx(0.9 - 0.4 * (0.35 / 0.4))
-    assert sufficient_noise(lines[:2]) is None
+    for too_few in (lines[::2], [line("as it is", None, 0.01, 1), lines[1]]):
+        assert sufficient_noise(too_few) is None
 
 
 def test_the_command_writes_the_page_and_its_numbers_and_replaces_nothing(
     collection: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "model_of", lambda name: Oracle())
-    params = "compared_rows=20,queries=20,collection_rows=100,noise=[0.2],known_pairs=[50],code_dims=[]"
-    options = [*collection.values(), "--rows", "50", "--params", params, "-o", str(tmp_path / "page.html")]
+    params = "rows=40,compared_rows=20,queries=20,collection_rows=100,noise=[0.2],known_pairs=[50],code_dims=[]"
+    options = [
+        *collection.values(),
+        "--rows",
+        "50",
+        "--params",
+        params,
+        "--seed",
+        str(SEED),
+        "-o",
+        str(tmp_path / "page.html"),
+    ]
     made = CliRunner().invoke(command, options)
     assert made.exit_code == 0, made.output
     assert json.loads((tmp_path / "page.json").read_text())["collection"]["audited"] == 50
-    before = (tmp_path / "page.html").read_bytes()
+    (tmp_path / "page.html").unlink()
     again = CliRunner().invoke(command, options)
-    assert again.exit_code == 1
-    assert "page.html" in again.output
-    assert (tmp_path / "page.html").read_bytes() == before
+    assert (again.exit_code, "page.json" in again.output, (tmp_path / "page.html").exists()) == (1, True, False)
 
 
 def test_the_pipeline_audits_a_table_with_a_trained_run(tmp_path: Path) -> None:
@@ -346,6 +404,6 @@ def test_the_pipeline_audits_a_table_with_a_trained_run(tmp_path: Path) -> None:
     found = catalog.load("audit_results")["collection"]
     assert found["read"] == 61
     assert found["refused"] == {"no_vector": 1}
-    assert found["encoder_cosine"] is None
+    assert (found["encoder_cosine"], found["audited"], found["known"]) == (None, 30, 30)
     assert "<html" in catalog.load("audit_report")[:100].lower()
     assert [*catalog.load("audit_figures")] == ["plot_frontier"]

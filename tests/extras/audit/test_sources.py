@@ -116,11 +116,19 @@ def test_collections_that_cannot_be_audited_are_refused(
     spread_nd = np.random.default_rng(0).normal(size=(30, known.dim)) * np.exp(known.profile_d / 2)
     spread_nd -= (spread_nd - known.mean_d) @ known.axes_kd.T @ known.axes_kd  # nothing along the axes it leaves out
     other = parquet(tmp_path / "other.parquet", [(f"text {n}", row.tolist()) for n, row in enumerate(spread_nd)])
-    with pytest.raises(SourceError, match=r"30 wrong_dimension.*look like vectors of all-mpnet-base-v2"):
+    with pytest.raises(
+        SourceError, match=r"30 wrong_dimension \(first: row 1, .*look like vectors of all-mpnet-base-v2"
+    ):
         sample(config(vectors=str(other)), dim=384, seed=0)
-    for given in ({"vectors": "a.npy"}, {"vectors": "a.parquet", "texts": "a.txt"}, {"vectors": "postgresql://x/y"}):
+    for given in (
+        {"vectors": "a.npy"},
+        {"vectors": "a.parquet", "texts": "a.txt"},
+        {"vectors": "postgresql://x/y"},
+    ):
         with refuses(ConfigurationError):
             config(**given)
+    for database in (str(tmp_path), "postgres://x/y"):
+        assert [*config(vectors=database, table="docs").input_files()] == []
 
 
 # --- databases: slow, because a server starts, and the packages are optional ------------------------------------------

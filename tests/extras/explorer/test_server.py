@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from tests.inference.runs import DIM, DIT, TEXT, make, write_run
 
 from mm_ldlm.app.console import commands
-from mm_ldlm.extras.explorer.server import MOST_BYTES, application
+from mm_ldlm.extras.explorer.server import MOST_BYTES, Explorer, application
 from mm_ldlm.inference.api import MMLDLM
 
 LOOPBACK, IPV6 = "http://127.0.0.1", Path("/proc/net/if_inet6").exists()
@@ -55,11 +55,11 @@ def test_the_page_needs_nothing_from_elsewhere_escapes_names_and_says_what_a_run
 @pytest.mark.parametrize(
     ("request_", "asked", "expected"),
     [
-        ("invert", {"steps": 2, "seed": 3}, lambda model: model.invert([SENTENCE], steps=2, seed=3)),
+        ("invert", {"steps": 2}, lambda model: model.invert([SENTENCE], steps=2)),
         ("invert", {"search": True}, lambda model: model.invert([SENTENCE], search=True)),
-        ("invert", {"sampler": "entropy", "temperature": 1.0}, lambda model: model.invert([SENTENCE], sampler="entropy", temperature=1.0)),
-        ("interpolate", {"toward": [OTHER], "steps": 3}, lambda model: model.interpolate([SENTENCE], [OTHER], steps=3)),
-        ("edit", {"toward": [OTHER], "strength": 0.75}, lambda model: model.edit([SENTENCE], targets=[OTHER], strength=0.75)),
+        ("invert", {"sampler": "entropy", "temperature": 1.0, "seed": 3}, lambda model: model.invert([SENTENCE], sampler="entropy", temperature=1.0, seed=3)),
+        ("interpolate", {"texts": [SENTENCE, OTHER], "toward": [OTHER, "w8"], "steps": 3}, lambda model: model.interpolate([SENTENCE, OTHER], [OTHER, "w8"], steps=3)),
+        ("edit", {"toward": [OTHER], "strength": 0.0}, lambda model: model.edit([SENTENCE], targets=[OTHER], strength=0.0)),
         ("infill", {"texts": ["w1 [MASK] w3"]}, lambda model: model.infill(["w1 [MASK] w3"])),
         ("infill", {"gap": 2, "toward": [SENTENCE]}, lambda model: model.infill(["w1 w2 [MASK] w4"], latents=model.encode([SENTENCE]))),
     ],
@@ -84,6 +84,7 @@ def test_its_answers_are_those_of_the_python_interface(
         ("/ask/invert", {"texts": []}, {}, 400),
         ("/ask/invert", {"texts": [SENTENCE], "run": 2}, {}, 404),
         ("/ask/invert", {"texts": [SENTENCE], "run": 1}, {}, 400),
+        ("/ask/invert", {"texts": [SENTENCE], "run": "https://user:S3cret@host"}, {}, 400),
         ("/ask/invert", {"texts": [SENTENCE], "sampler": "os:system"}, {}, 422),
         ("/ask/invert", {"texts": [SENTENCE], "store": "/"}, {}, 400),
         ("/ask/invert", {"texts": [SENTENCE], "steps": 10**6}, {}, 400),
@@ -104,9 +105,27 @@ def test_other_requests_are_refused(
 ) -> None:
     content = "" if body is None else json.dumps(body)
     response = client.post(path, content=content, headers={"content-type": "application/json", **headers})
-    assert response.status_code == code, response.text
+    assert (response.status_code, "S3cret" in response.text) == (code, False), response.text
     if "host" not in headers:
         assert re.match("[a-z]", response.json()["detail"]), response.text  # a field, or what was expected
+
+
+def test_a_run_without_its_encoder_fills_gaps_and_the_first_sampler_is_the_default(model: MMLDLM) -> None:
+    (found,) = Explorer({"bare": make(encoder=None)}).runs
+    assert [found["refused"][request] is None for request in ("invert", "infill")] == [False, True]
+    assert found["samplers"][0] == model.model.default_sampler(conditional=True).kind
+
+
+def test_the_command_serves_all_runs_on_their_device_under_every_name_of_its_address(
+    model: MMLDLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, seen = [write_run(tmp_path / name) for name in "ab"], list[Any]()
+    monkeypatch.setattr(MMLDLM, "from_run", lambda run, device: seen.append((run, device)) or model)
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: seen.append(server.config.app))
+    words = [*(f"--run={run}" for run in runs), "--host=0.0.0.0", "--port=0", "--device=cuda:7", "--no-browser"]
+    assert CliRunner().invoke(commands, ["explore", *words]).exit_code == 0
+    assert seen[:-1] == [(run, "cuda:7") for run in runs]
+    assert TestClient(seen[-1], base_url="http://any.name").get("/").status_code == 200
 
 
 def test_a_text_that_looks_like_a_path_is_a_text(client: TestClient, tmp_path: Path) -> None:
@@ -114,20 +133,25 @@ def test_a_text_that_looks_like_a_path_is_a_text(client: TestClient, tmp_path: P
     assert ask(client, "invert", texts=[str(tmp_path / "x.npy")])["unknown"]
 
 
-def test_neighbours_lie_on_the_map_of_the_corpus(write_dataset: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [6, 4000])
+def test_neighbours_lie_on_the_map_of_the_corpus(
+    most: int, write_dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mm_ldlm.extras.explorer.server.MOST_POINTS", most)
     texts = [f"w{i} w{i + 1} w{i + 2}" for i in range(12)]
     run = make()
     dataset = write_dataset(tmp_path, texts, ["test"] * 4 + ["train"] * 8, latents=run.encode(texts))
     on_disk = MMLDLM(dataclasses.replace(run.parts, dataset=dataset.directory), run.encoder)
-    client = TestClient(application({"run": on_disk}), base_url=LOOPBACK)
-    whole = client.get("/map/0").json()
-    assert sorted(whole["texts"]) == sorted(texts)
-    found = ask(client, "neighbours", texts=[texts[3]], k=4)
+    client = TestClient(application({"none": run, "run": on_disk}), base_url=LOOPBACK)
+    assert [text in client.get("/").text for text in texts] == [True] * 4 + [False] * 8, "examples of the test split"
+    whole = client.get("/map/1").json()
+    assert len({*whole["texts"]} & {*texts}) == len(whole["texts"]) == min(most, 12)
+    found = ask(client, "neighbours", run=1, texts=[texts[3]], k=4)
     places = dict(zip(whole["texts"], whole["points"], strict=True))
     assert found["neighbours"][0][0] == texts[3]
     for (text, _), place in zip(found["neighbours"], found["places"], strict=True):
-        np.testing.assert_allclose(place, places[text], atol=1e-3)
-    np.testing.assert_allclose(found["place"], places[texts[3]], atol=1e-3)
+        np.testing.assert_allclose(place, places.get(text, place), atol=1e-3)
+    np.testing.assert_allclose(found["place"], found["places"][0], atol=1e-3)
 
 
 def test_a_server_refuses_its_address_before_it_loads_a_run(tmp_path: Path) -> None:

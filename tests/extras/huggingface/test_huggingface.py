@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from mm_ldlm.core.files import write_json
 from mm_ldlm.data.encoders import LocalEncoderConfig
 from mm_ldlm.evaluation.compare import Result, keep
 from mm_ldlm.evaluation.suites.inversion import score_rows
+from mm_ldlm.extras.huggingface import card
 from mm_ldlm.extras.huggingface.commands import export, push
 from mm_ldlm.extras.huggingface.stores import open_store
 from mm_ldlm.training.checkpoints.provenance import MADE_BY, weights_of
@@ -88,6 +90,8 @@ def test_an_encoder_that_sentence_transformers_would_run_otherwise_is_left_out(
     assert "other vectors" in result.output
     assert not (tmp_path / "out" / "modules.json").exists()
     assert "SentenceTransformer" not in (tmp_path / "out" / "README.md").read_text()
+    other = write_run(tmp_path / "other", encoder=to_dict(encoder), fingerprints={"encoder": "0" * 32})
+    assert "cannot load" in exported(other, tmp_path / "changed").output
 
 
 def test_the_hub_is_read_from_its_cache_by_name_and_revision(
@@ -192,7 +196,22 @@ def test_a_folder_of_another_author_imports_no_module_and_sends_nothing(
         MMLDLM.from_pretrained(copy)
 
 
-def test_the_card_has_the_scores_of_these_weights_only(folder: Path, tmp_path: Path) -> None:
+def test_the_card_counts_the_examples_of_the_dataset_of_the_run(write_dataset: Any, tmp_path: Path) -> None:
+    data = write_dataset(tmp_path, [f"w{i}" for i in range(6)], ["train"] * 3 + ["validation"] * 2 + ["test"])
+    found = [
+        card._examples(SimpleNamespace(folder=tmp_path / "run", config={"dataset": "dataset", "fingerprints": marks}))  # type: ignore[arg-type]
+        for marks in (data.fingerprints, {**data.fingerprints, "tokens": "others"})
+    ]
+    assert ({split: sum(counts.values()) for split, counts in found[0].items()}, found[1]) == (
+        {"train": 3, "validation": 2, "test": 1}, {}
+    )  # fmt: skip
+
+
+def test_the_card_has_the_scores_of_these_weights_only(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(card, "calibration_of", lambda checkpoint, *, use_ema: asked.append(use_ema))
     run = shutil.copytree(folder.parent / "run-1", tmp_path / "run-1")
     (checkpoint,) = (run / "checkpoints").glob("step-*")
     scores = {"nll.per_token": 2.5, "nll.per_token.low": 2.25, "nll.per_token.high": 2.75, "nll.exact": 0.0}
@@ -210,9 +229,10 @@ def test_the_card_has_the_scores_of_these_weights_only(folder: Path, tmp_path: P
     assert re.search(r"\| b \| 2 \| 50.0 %.*? \| 50.0 %", averaged)
     assert "| a | 2 |" not in last
     assert "license: mit\n" in averaged
-    assert "`mmdit`" in averaged
+    assert ("`mmdit`" in averaged, "averaged weights of step 3" in averaged, "last weights" in last) == (True,) * 3
     assert "2.500" not in last
     assert "license: unknown\n" in last
+    assert (asked, card._by_source(rows[:2])) == ([True, False], []), "of one source"
 
 
 def test_matrices_of_half_the_size_are_loaded_as_float32_and_the_card_has_the_notes(
@@ -230,9 +250,9 @@ def test_matrices_of_half_the_size_are_loaded_as_float32_and_the_card_has_the_no
     for (name, ours), theirs in zip(small.model.model.named_parameters(), whole.model.model.parameters(), strict=True):
         assert ours.dtype == torch.float32
         assert bool(((ours - theirs).abs() <= theirs.abs() * (2**-8 if ours.dim() > 1 else 0)).all()), name
-    card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
-    assert "\n## Data\n\nSentences by Müller, CC BY 2.0.\n\n## Use\n" in card
-    assert "bfloat16" in card
+    text = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+    assert "\n## Data\n\nSentences by Müller, CC BY 2.0.\n\n## Use\n" in text
+    assert "bfloat16" in text
 
 
 def test_an_upload_needs_credentials_and_an_intact_folder(
@@ -258,13 +278,13 @@ def test_an_upload_needs_credentials_and_an_intact_folder(
     assert "credentials" in CliRunner().invoke(push, [str(copy), "me/shared"]).output
     assert not sent
     monkeypatch.setenv("HF_TOKEN", "hf_S3cret")
-    result = CliRunner().invoke(push, [str(copy), "me/shared", "--private"])
-    assert result.output == "https://hub/commit\n"
-    assert [each.get("private", each.get("repo_id")) for each in sent] == [True, "me/shared"]
+    for private in (["--private"], []):
+        assert CliRunner().invoke(push, [str(copy), "me/shared", *private]).output == "https://hub/commit\n"
+    assert [each.get("private", each.get("repo_id")) for each in sent] == [True, "me/shared", False, "me/shared"]
     assert 'from_pretrained("me/shared")' in (copy / "README.md").read_text()
     (copy / "config.json").write_text("{}")
     assert CliRunner().invoke(push, [str(copy), "me/shared"]).exit_code == 1
-    assert len(sent) == 2
+    assert len(sent) == 4
 
 
 def test_a_run_is_also_exported_in_the_format_of_older_trainers(folder: Path, tmp_path: Path) -> None:

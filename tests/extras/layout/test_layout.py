@@ -21,7 +21,8 @@ from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, load_tokenizer
 from mm_ldlm.data.corpus.wrapping import TOKEN_IDS
 from mm_ldlm.data.latents.store import KIND, LatentStore, schema, table
 from mm_ldlm.data.store import ShardStore, write_store
-from mm_ldlm.extras.layout.export import write_layout
+from mm_ldlm.extras.layout.export import ExportConfig, write_layout
+from mm_ldlm.extras.layout.pipeline import export_layout
 
 TOKENIZER = load_tokenizer(TokenizerConfig(max_length=6))
 ROWS = [{"text": f"text number {number}, a naïve one", "b": f"pair {number}", "split": split, "m": {"n": number}}
@@ -82,12 +83,14 @@ def latents(made: Ingested, tmp_path_factory: pytest.TempPathFactory) -> LatentS
 def test_a_layout_that_was_written_is_read_back(
     made: Ingested, latents: LatentStore, tmp_path: Path, name: str
 ) -> None:
-    counts = write_layout(tmp_path / name, made.records, tokenizer=TOKENIZER, latents=latents)
-    assert counts == {"train": 3, "validation": 1, "test": 2}
+    config = ExportConfig(path=str(tmp_path / name))
+    made_here = export_layout(made.records, latents, TOKENIZER, config, tmp_path / "unused")
+    assert made_here["rows"] == {"train": 3, "validation": 1, "test": 2}
     back = ingested(tmp_path, layout(tmp_path / name), splits={"validation": 0.0, "test": 0.0})
     order = [row for split in ("test", "validation", "train") for row in made.rows if row["split"] == split]
     assert [{**row, "source": ""} for row in back.rows] == [{**row, "source": ""} for row in order]
     found = opened(tmp_path / name, latents=True)
+    assert [Path(row.file).stem for row in found] == [f"{number:08d}" for number in (0, 1, 0, 0, 1, 2)], "in each split"
     vectors = dict(zip([row["text"] for row in made.rows], latents.fixed("latent").take(slice(None)), strict=True))
     for row in found:
         assert isinstance(row, Row)
@@ -134,7 +137,10 @@ def test_pitfall_30_every_text_of_a_layout_is_a_row(tmp_path: Path, lists: bool,
     names = ("train/a.txt", "train/b.txt", "other/c.txt", "d.txt", "train/e.md")
     files: dict[str, Any] = {f"texts/{name}".replace("/", slash): "text" for name in names}
     if lists:
-        files["train_data.json"] = [{"text_path": f"texts{slash}train{slash}a.txt"}, {"text_path": 5}]
+        files["train_data.json"] = [
+            {"text_path": f"{'' if packed else './'}texts{slash}train{slash}a.txt"},
+            {"text_path": 5},
+        ]
     if packed:
         files[f"texts{slash}train{slash}"] = ""  # archives also contain their folders
     rows = opened(folder_of(tmp_path, files, packed=packed))
@@ -143,10 +149,13 @@ def test_pitfall_30_every_text_of_a_layout_is_a_row(tmp_path: Path, lists: bool,
     assert reasons(rows).count("unlisted_file") == (4 if lists else 3)
 
 
-def test_a_text_that_a_list_names_elsewhere_is_known_by_its_content(tmp_path: Path) -> None:
-    files = {"train_data.json": [{"text_path": "own/a.txt"}], "own/a.txt": "one"}
-    before = described(layout(folder_of(tmp_path, files)))
-    assert described(layout(folder_of(tmp_path, {**files, "own/a.txt": "two"}))) != before
+def test_texts_that_a_list_names_elsewhere_and_latents_that_are_read_are_described(tmp_path: Path) -> None:
+    files = {"train_data.json": [{"text_path": "own/a.txt"}], "own/a.txt": "one", "latents/a.npy": "1"}
+    found = []
+    for change in ({}, {"own/a.txt": "two"}, {"latents/a.npy": "22"}):
+        path = folder_of(tmp_path, {**files, **change})
+        found.append([str(described(layout(path, latents=latents))) for latents in (False, True)])
+    assert [len({each[latents] for each in found}) for latents in (False, True)] == [2, 3]
 
 
 ODD = st.recursive(
@@ -195,11 +204,11 @@ def test_a_folder_without_rows_and_an_archive_that_is_damaged_are_refused(
 
 
 def test_a_damaged_member_of_an_archive_is_one_bad_row(tmp_path: Path) -> None:
-    files = {"texts/train/a.txt": "text of the first", "texts/train/b.txt": "y" * 301, "texts/train/c.txt": "fine"}
+    files = {"texts/train/a.txt": "text of the first", "texts/train/b.txt": "y" * 301, "texts/train/c.txt": "z" * 300}
     path = folder_of(tmp_path, files, packed=True)
     path.write_bytes(path.read_bytes().replace(b"text of the first", b"text of the FIRST"))
     rows = read(layout(path), max_row_bytes=300)
-    assert (reasons(rows), texts(rows)) == (["unreadable_file", "oversized"], ["fine"])
+    assert (reasons(rows), texts(rows)) == (["unreadable_file", "oversized"], ["z" * 300])
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -264,7 +273,7 @@ def test_ids_of_other_programs_and_splits_are_kept(tmp_path: Path) -> None:
     ]  # fmt: skip
     held = opened(path, splits={"validation": "held_out", "train": "hash"})
     assert [row.split for row in held if isinstance(row, Row)] == ["held_out", None, None]
-    (path / "test_data.json").write_text('[{"id": 12, "text": "tested"}]')
+    (path / "test_data.json").write_text('[{"id": 12, "text": "tested"}, {"id": true, "text": "refused"}]')
     tested = opened(path, splits={"validation": "held_out"})  # another split is for testing already
     assert getattr(tested[0], "meta", None) == {"layout_id": "12"}
     assert [row.split for row in tested if isinstance(row, Row)] == ["test", "validation", "train", "train"]

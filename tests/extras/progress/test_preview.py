@@ -1,15 +1,19 @@
 """The sentence that is written while training: at an interval, without any change of the training."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.training import conftest, task
 
 from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.extras.progress import preview
+from mm_ldlm.objectives.capabilities import Capabilities
 from mm_ldlm.training import loop
 from mm_ldlm.training.build import build
 from mm_ldlm.training.data import open_data
@@ -45,7 +49,29 @@ def test_a_held_out_sentence_is_rebuilt_or_a_text_is_written_from_noise(
     assert events[-1]["step"] == 4
     held_out = set(dataset.records.table(dataset.rows("validation")).column("text").to_pylist())
     assert all((event["original"] in held_out) is rebuilds for event in events)
-    assert all(isinstance(event["text"], str) for event in events)
+    texts = []
+    for run.observers["preview"].seed in (0, 0, 1):  # type: ignore[attr-defined]
+        texts.append(run.observers["preview"].texts()[0])
+    assert (texts[0] == texts[1], texts[0] == texts[2]) == (True, rebuilds), "from noise of the seed"
+
+
+def test_only_the_first_rank_of_a_model_that_it_holds_shows_texts_of_a_run_that_writes_them(
+    run_of: Callable[..., loop.Run],
+) -> None:
+    run = run_of()
+    for rank, world, parallel in ((0, 1, "fsdp"), (0, 2, "ddp"), (0, 2, "fsdp"), (1, 2, "ddp")):
+        run.process = dataclasses.replace(run.process, rank=rank, world=world)
+        run.spec = dataclasses.replace(run.spec, training=dataclasses.replace(run.config, parallel=parallel))
+        assert (preview.preview(run) is not None) is (rank == 0 and (parallel == "ddp" or world == 1))
+    able = Capabilities(uses=frozenset(["unconditional"]), joint_orders=("latent_first",), trained_as="")
+    assert preview.task_of(able) is None, "its texts need a latent"
+
+
+def test_the_sentence_has_the_median_length_and_no_unknown_word_if_possible(run_of: Callable[..., loop.Run]) -> None:
+    shown, words = run_of().observers["preview"], [[5] * 2, [5, 6, 7], [7, 8, 9], [5] * 9, [5] * 30]
+    lengths = np.array([len(each) for each in words])
+    shown.source = SimpleNamespace(lengths=lengths, tokens=lambda row, length: [words[row[0]]])  # type: ignore[attr-defined]
+    assert [int(shown._usual_row(unknown)[0]) for unknown in (None, 6, 7)] == [1, 2, 0]  # type: ignore[attr-defined]
 
 
 def test_a_preview_changes_nothing_of_the_training(run_of: Callable[..., loop.Run]) -> None:
@@ -53,6 +79,7 @@ def test_a_preview_changes_nothing_of_the_training(run_of: Callable[..., loop.Ru
     assert "preview" not in silent.observers
     for run in (shown, silent):
         loop.train(run)
+        assert run.learner.root.training
     assert task.largest_difference(task.held(shown), task.held(silent)) == 0
 
 

@@ -1,6 +1,7 @@
 """Progress: every line of a training's log can be shown; the last lines of a run."""
 
 import logging
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,12 @@ from mm_ldlm.pipelines.reporting import create_pipeline
 
 def test_progress_is_shown_in_lines_and_events_as_warnings(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    sink = ProgressSink(3)
-    sink([{"step": 1, "loss": "nan", "lr": 0.1}, {"step": 2, "loss": 2.0, "lr": 0.1, "seconds_left": 3700.0}])
+    sink = ProgressSink(4)
+    for step, loss in ((1, "nan"), (2, 2.0), (4, 3.0)):
+        sink([{"step": step, "loss": loss, "lr": 0.1}, {"step": step, "validation/loss": 9.0}])
+    assert [message.partition(" · lr")[0] for message in caplog.messages] == [
+        "step 1/4 · loss – (smoothed –)", "step 4/4 · loss 3.0000 (smoothed 2.1000)"
+    ]  # fmt: skip
     sink(
         [
             {"event": "rollback", "step": 2, "reason": "loss grew"},
@@ -27,11 +32,20 @@ def test_progress_is_shown_in_lines_and_events_as_warnings(caplog: pytest.LogCap
         ]
     )
     sink([])
-    assert "step 2/3" in caplog.text
     assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
         "step 2: rollback loss grew"
     ]
     assert "step-1" in caplog.text
+
+
+def test_a_line_of_a_terminal_ends_before_an_event(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    sink = ProgressSink(9)
+    for line in ({"step": 1, "lr": 0.1}, {"step": 2, "lr": 0.1}, {"event": "skip", "step": 2}):
+        sink([line])
+    assert re.fullmatch(r"\r\x1b\[2Kstep 1.*\r\x1b\[2Kstep 2[^\n]*\n[^\r]*", capsys.readouterr().err)
 
 
 @given(st.dictionaries(st.sampled_from(["loss", "lr", "grad_norm", "tokens_per_second", "skipped"]),
@@ -50,12 +64,16 @@ def test_the_remaining_time_includes_the_pipelines_after_the_training() -> None:
         one(outputs="a", tag="training") + one(outputs="b", tag="sampling"), earlier
     )
     assert hooks._later == 20
+    hooks.before_pipeline_run(one(outputs="a", tag="training") + one(outputs="b", tag="evaluation"), earlier)
+    assert hooks._later is None, "not yet known"
 
 
 def test_sentences_are_one_line() -> None:
     shown = sentence({"step": 1, "text": "a\nb" * 1000, "original": "a"})
     assert shown.isprintable()
     assert len(shown) < 500
+    same = [sentence({"step": 1, "text": text, "original": "a"}).endswith("(exact)") for text in ("a", "A")]
+    assert same == [True, False]
 
 
 def test_a_suite_that_runs_alone_ends_with_its_scores_and_their_file(
@@ -66,22 +84,30 @@ def test_a_suite_that_runs_alone_ends_with_its_scores_and_their_file(
         return {"sets": {"own": {"pairs": 9, "scores": {"model": part, "encoder": part}}}}
 
     caplog.set_level("INFO")
-    Session(tmp_path).run(one("params:seed", outputs="metrics_sts", tag="evaluation", func=scored))
+    skipped = node(lambda _: {"skipped": "why"}, "params:seed", "metrics_other", name="other", tags="evaluation")
+    Session(tmp_path).run(
+        one("params:seed", outputs="metrics_sts", tag="evaluation", func=scored) + Pipeline([skipped])
+    )
     text = caplog.text.partition("seconds:")[2]
     assert "50.0 [40.0 – 60.0]: Spearman × 100; encoder 50.0" in text
     assert f"{tmp_path}/08_reporting/metrics_sts.json" in text
+    assert not re.search("next: |metrics_other", text), "a pipeline that ran in part, and no scores"
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.1])
+@pytest.mark.parametrize("reads", [True, False])
 def test_the_command_that_follows_a_run_gives_a_length_where_the_run_has_learned_none(
-    weight: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    weight: float, reads: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")
-    session = Session(tmp_path, objective={"length_weight": weight})
+    monkeypatch.setattr("mm_ldlm.data.encoders.no_encoder", lambda _: None if reads else "none")
+    session = Session(tmp_path, objective={"length_weight": weight}, evaluation={"checkpoint": "best"})
     file = Path(session.entries["run"]["filepath"])
     (folder := file.parent / "runs/name").mkdir(parents=True)
     (folder / "config.json").write_text('{"model": {}, "objective": {}, "shape": {"max_length": 7}}')
     file.write_text('{"name": "name", "step": 100000}')
     names = [f"made_{number}" for number in range(len(create_pipeline().nodes))]
     session.run(Pipeline([node(remember, "params:seed", name, name=name, tags="reporting") for name in names]))
-    assert ("--length 7" in caplog.text.partition("next: ")[2]) == (weight == 0)
+    asked = "invert texts.txt --search" if reads else "generate 5"
+    length = " --length 7" if weight == 0 else ""
+    assert f"next: mm-ldlm {asked} --run {folder} --checkpoint best{length}\n" in caplog.text

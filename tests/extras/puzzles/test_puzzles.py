@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.data.corpus.examples import read
+from tests.data.corpus.examples import described, read
 from tests.environments import sections
 
 from mm_ldlm.app.parameters import check_parameters
@@ -17,20 +17,30 @@ from mm_ldlm.data.held_out import Sentences
 from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.extras.puzzles import suite
 from mm_ldlm.extras.puzzles.config import CompletionConfig
+from mm_ldlm.extras.puzzles.sources import sudoku_solutions
 from mm_ldlm.inference.writer import Written
 
 FEW = {"num_train": 30, "num_validation": 5, "num_test": 5}
 
 
 def puzzles(**source: Any) -> list[list[str]]:
-    rows = [row for row in read({**FEW, **source}) if isinstance(row, Row)]
+    keys = {**FEW, **source}
+    rows, other = ([row for row in read(keys, seed=seed) if isinstance(row, Row)] for seed in (0, 1))
     assert [row.split for row in rows] == ["train"] * 30 + ["validation"] * 5 + ["test"] * 5
+    assert (
+        ([row.text for row in rows] == [row.text for row in other])
+        is (described(keys) == described(keys, seed=1))
+        is False
+    )
     return [row.text.split("=") for row in rows]
 
 
 @given(branches=st.integers(1, 4), length=st.integers(2, 7))
+@example(branches=5, length=6)  # all letters
 def test_only_the_answer_leads_from_the_centre_to_the_goal(branches: int, length: int) -> None:
-    for question, answer in puzzles(kind="star_graphs", branches=branches, length=length):
+    found = puzzles(kind="star_graphs", branches=branches, length=length)
+    assert length == 2 or any(question[0] != question.partition("|")[2][0] for question, _ in found), "in any order"
+    for question, answer in found:
         edges, ends = question.split("|")
         before = {edge[1]: edge[0] for edge in edges.split(",")}  # one edge leads to each node: one path to the goal
         assert len(before) == branches * (length - 1) == len(edges.split(","))
@@ -44,8 +54,6 @@ def test_only_the_answer_leads_from_the_centre_to_the_goal(branches: int, length
 
 @given(clues=st.integers(4, 16))
 def test_the_answer_is_the_only_sudoku_with_these_clues(clues: int) -> None:
-    from mm_ldlm.extras.puzzles.sources import sudoku_solutions
-
     solutions = sudoku_solutions()
     assert len(np.unique(solutions, axis=0)) == 288
     grids = solutions.reshape(-1, 4, 4)
@@ -61,15 +69,15 @@ def test_the_answer_is_the_only_sudoku_with_these_clues(clues: int) -> None:
 
 def test_a_text_counts_only_if_its_whole_rest_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Token 9 is the mark; the model writes the first text right, the second half right, and the third too short."""
-    texts = (1, 2, 9, 3, 4), (1, 9, 5, 6), (9, 7, 7)
+    texts = (1, 2, 9, 3, 8), (1, 9, 5, 8), (9, 7, 8)
     held = Sentences(ids=("a", "b", "c"), texts=("",) * 3, sources=("",) * 3, tokens=texts, latents_nd=None)
     monkeypatch.setattr(
-        suite, "held_out", lambda _, *, count, seed, split: {(500, 3, "test"): held}[count, seed, split]
+        suite, "held_out", lambda _, *, count, seed, split: {(400, 3, "test"): held}[count, seed, split]
     )
     asked: list[Any] = []
 
     def write(canvases: Any, **how: Any) -> Written:
-        asked.extend({"confidence": canvases}[how["sampler"].kind])
+        asked.extend({("confidence", 3): canvases}[how["sampler"].kind, how["seed"]])
         return Written(tokens=[texts[0], (1, 9, 5, 5), (9, 7)], model_calls=np.array([2, 3, 4]))
 
     given: Any = SimpleNamespace(
@@ -80,7 +88,7 @@ def test_a_text_counts_only_if_its_whole_rest_is_right(monkeypatch: pytest.Monke
             text_sampler=lambda *_: None,
         ),
         dataset=None, seed=3, bootstrap=Bootstrap(20, 0.95, 0),
-        sections={"completion": parse(CompletionConfig, {"after": "=", "sampler": {"kind": "confidence"}}, at="completion")},
+        sections={"completion": parse(CompletionConfig, {"after": "=", "texts": 400, "sampler": {"kind": "confidence"}}, at="completion")},
     )  # fmt: skip
     metrics, rows = suite.Completion().evaluate(given)
     assert asked == [[1, 2, 9, 0, 0], [1, 9, 0, 0], [9, 0, 0]]
@@ -88,7 +96,7 @@ def test_a_text_counts_only_if_its_whole_rest_is_right(monkeypatch: pytest.Monke
     assert rows["right"].tolist() == [1.0, 0.5, 0.5]
     assert metrics["exact"]["value"] == pytest.approx(1 / 3)
     assert metrics["model_calls"] == 3
-    given.sections["completion"] = parse(CompletionConfig, {"after": "?"}, at="completion")
+    given.sections["completion"] = parse(CompletionConfig, {"after": "?", "texts": 400}, at="completion")  # only last
     with pytest.raises(EvaluationError, match="completion"):
         suite.Completion().evaluate(given)
 
@@ -97,4 +105,9 @@ def test_a_sampler_that_does_not_fit_the_run_is_refused_before_it() -> None:
     fitting = {**sections("base"), "seed": 0, "completion": {"sampler": {"kind": "confidence", "steps": 2}}}
     assert check_parameters(fitting)["completion"].sampler.steps == 2
     with pytest.raises(ConfigurationError, match=r"completion\.sampler"):
-        check_parameters({**fitting, "completion": {"sampler": {"kind": "confidence", "guidance": 2.0}}})
+        check_parameters(fitting | {"completion": {"sampler": {"kind": "confidence", "guidance": 2.0}}})
+    unread = {
+        "completion": {"sampler": {"kind": "confidence", "guidance": 2.0}},
+        "objective": {"kind": "multimodal", "mode": "t2l"},
+    }
+    assert check_parameters(fitting | unread), "a run that completes no texts"

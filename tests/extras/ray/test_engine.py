@@ -137,16 +137,16 @@ def test_an_error_of_a_task_is_one_of_this_project(error: Exception, kind: type[
 def test_lost_nodes_are_waited_for_up_to_the_limit(monkeypatch: pytest.MonkeyPatch, refuses: Any) -> None:
     now = iter(range(0, 1000, 10))
     monkeypatch.setattr("mm_ldlm.extras.ray.engine.time.monotonic", lambda: float(next(now)))
-    ray = FakeRay()
+    ray, sizes = FakeRay(), iter([(), ((1, 0),)])
 
     def nothing(*_: Any, **__: Any) -> tuple[list[int], list[int]]:
-        ray.sizes = ()
+        ray.sizes = next(sizes, ())
         return [], []
 
     monkeypatch.setattr(ray, "wait", nothing)
     with refuses(WorkerFailed, "1 CPU", "35 s"):
         list(RayEngine(ray, RayEngineConfig(wait_seconds=35)).run(str, [1], ordered=True))
-    assert next(now) in (50, 60, 70), "35 s after the last node was lost"
+    assert next(now) in (70, 80, 90), "35 s after the last node was lost again"
 
 
 # -- connection --------------------------------------------------------------------------------------------------------
@@ -193,10 +193,9 @@ def test_the_connection_is_bounded_closed_and_leaves_signals_as_they_were(
             fake.init = lambda error=error, **_: raising(error)(None)
             with refuses(kind, address), RayEngineConfig().started():
                 pass
-    with (
-        pytest.raises(WorkerFailed, match=address),
-        RayEngineConfig(wait_seconds=0.1).started(),
-    ):
+    monkeypatch.setenv("RAY_ADDRESS", "elsewhere:1")
+    monkeypatch.setattr("mm_ldlm.extras.ray.engine.time.sleep", lambda seconds: pytest.fail("it waits for longer"))
+    with pytest.raises(WorkerFailed, match=address), RayEngineConfig(address=address, wait_seconds=0.1).started():
         pass
     assert seen == [address, "shutdown"], "a connection that was not made is not closed"
 
@@ -218,7 +217,7 @@ def test_a_node_with_other_versions_refuses_and_another_fetches_the_function_of_
     monkeypatch.chdir(here)  # so that the folder is restored
     mine = ray_task.versions()
     assert {"Python", *ray_task.PACKAGES} >= mine.keys() >= {"Python", "torch", "numpy"}
-    for name in mine:
+    for name in (*mine, "absent"):
         with pytest.raises(ConfigurationError, match=rf"10\.0\.0\.7: {name}"):
             ray_task.call("a", ["f"], {**mine, name: "0.0.1"}, str(tmp_path), 1)
     assert ray_task.call("a", ["f"], mine, "/no/such/folder", 1) == ("f", 1, here)
