@@ -3,7 +3,9 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.evaluation.compare import Result, keep
 from mm_ldlm.extras.comparison.config import ComparisonConfig
 from mm_ldlm.extras.comparison.page import report
-from mm_ldlm.extras.comparison.pipeline import judge_members
+from mm_ldlm.extras.comparison.pipeline import collect_results, judge_members, run_members
 from mm_ldlm.extras.comparison.plan import PATHS, Session
 from mm_ldlm.extras.comparison.results import collect
 from mm_ldlm.extras.comparison.sessions import Outcome, with_best_rates
@@ -168,6 +170,7 @@ def test_more_members_and_fewer_seeds_prove_less(tmp_path: Path) -> None:
         }
 
     alone = {name: judged(f"first {name}")[name]["p"] for name in "bcd"}
+    assert judged("first b", seeds=2)["b"]["p"] is not None
     first, *others = sorted(alone, key=alone.__getitem__)
     together = judged("first b c d")
     assert together[first]["p"] == pytest.approx(min(1, 3 * alone[first]))
@@ -203,6 +206,7 @@ def test_failed_sessions_are_reported_and_left_out_of_the_differences(tmp_path: 
     assert (REPORTS / found["failed"][0]["log"]).resolve() == tmp_path / "f/first/seed-0/log.txt"
     found = results_of(failed[0], runs[1], runs[2], runs[3])
     assert found["paired"]["second"]["seeds"] == [1]
+    assert found["rows"][-1]["difference"] == pytest.approx(0.3), "of seed 1, which has the same noise"
 
 
 def test_members_without_shared_sentences_or_scores_have_no_difference(tmp_path: Path) -> None:
@@ -212,6 +216,21 @@ def test_members_without_shared_sentences_or_scores_have_no_difference(tmp_path:
     assert "share" in found["paired"]["other"]["left_out"]
     assert "no scores of the same kind" in found["paired"]["none"]["left_out"]
     assert len(found["runs"]) == 3
+
+
+def test_the_members_run_as_the_parameters_say_below_the_run_of_the_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (session, outcome), seen = ended(tmp_path, "a", rows=costs(2.0)), dict[str, Any]()
+    monkeypatch.setattr(
+        "mm_ldlm.extras.comparison.sessions.run_sessions", lambda _, **how: seen.update(how) or [outcome]
+    )
+    plan = {"project": "/p", "conf_source": "/c", "reports": "/r", "sessions": [asdict(session)]}
+    compared = parse(ComparisonConfig, {"members": [{"name": "a"}], "jobs": 3}, at="comparison")
+    outcomes = run_members(plan, tmp_path, compared, {"tracking_uri": "u", "run_id": "0123"})
+    assert seen == {"jobs": 3, "parent_run": "0123", "project": Path("/p"), "conf_source": "/c"}
+    evaluation: Any = SimpleNamespace(bootstrap=SimpleNamespace(seeded={5: Bootstrap(20)}.__getitem__))
+    assert [row["member"] for row in collect_results(plan, outcomes, compared, evaluation, 5)[0]["rows"]] == ["a"]
 
 
 def test_a_comparison_fails_only_where_all_members_failed() -> None:

@@ -73,7 +73,7 @@ def options_of(session: Session) -> dict[str, Any]:
 def test_a_member_that_fails_is_reported_with_its_error_and_the_others_go_on(session: Make, run: Run) -> None:
     body = """
 print("training", member, flush=True)
-if member == "refused": sys.exit("Error: parameter 'x': too few\\nof them")
+if member == "refused": sys.exit("Error: old\\nError: parameter 'x': too few\\nof them")
 if member == "killed": os.kill(os.getpid(), 9)
 if member == "long": print("\\n".join(map(str, range(99)))); sys.exit(3)
 """
@@ -109,8 +109,8 @@ def test_a_finished_session_runs_again_only_where_something_changed(
         record.write_text(json.dumps(json.loads(record.read_text()) | {"status": "running"}))
     elif change == "damaged":
         record.write_text("{")
-    (again,) = run(one)
-    assert again.status == "finished"
+    assert [again.member for again in run(session("b"), one) if again.status == "finished"] == ["b", "a"]
+    assert options_of(one)["params"]["tracking"] == {"run_name": "r", "parent_run": "0123"}
     assert len((place / "count").read_text()) == (1 if change is None else 2)
 
 
@@ -129,7 +129,9 @@ time.sleep(0.2)
         (tmp_path / "most").unlink()
 
 
-def test_a_session_that_writes_shared_data_runs_alone_and_once(session: Make, run: Run, tmp_path: Path) -> None:
+def test_a_session_that_writes_shared_data_runs_alone_and_once(
+    session: Make, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = """
 store = shared / "records"
 if "ingestion" in options["pipelines"]:
@@ -139,9 +141,11 @@ if "ingestion" in options["pipelines"]:
 elif not store.exists():
     sys.exit("another session writes")
 """
-    found = [session(name, ingestion=tmp_path / "records") for name in "abc"]
+    found, checked = [session(name, ingestion=tmp_path / "records") for name in "abc"], list[Any]()
+    monkeypatch.setattr("mm_ldlm.extras.comparison.sessions.refuse_short_trainings", checked.append)
     assert [outcome.status for outcome in run(*found, body=body, jobs=3)] == ["finished"] * 3
     assert ["ingestion" in options_of(each)["pipelines"] for each in found] == [True, False, False]
+    assert [len(each) for each in checked] == [3], "all, when the data are there"
 
 
 def test_an_interrupt_asks_the_running_sessions_to_end(session: Make, run: Run, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tests.training import task
 from tests.training.ranks import train_forked
 from tests.training.test_loop import faulty
 
+from mm_ldlm.extras.diagnostics import diagnosis as module
 from mm_ldlm.training import loop
 from mm_ldlm.training.checkpoints.reference import LOG
 from mm_ldlm.training.jsonl import read_events
@@ -24,6 +25,7 @@ def diagnosis(run: loop.Run, root: Path) -> str:
     assert all(torch.equal(p, before[name], ) or not bool(torch.isfinite(before[name]).all())
                for name, p in run.learner.root.named_parameters())  # fmt: skip
     assert all(p.grad is None for p in run.learner.root.parameters())
+    assert not any(module._forward_hooks for module in run.learner.root.modules())
     document = json.loads((root / "run/diagnosis-step-00000000.json").read_text())
     assert (document["reason"], document["diagnosis"], len(document["ranks"])) == ("why", text, 1)
     assert run.tracker.of("diagnosis")[-1]["reason"] == text
@@ -35,7 +37,7 @@ def built(root: Path, objective: Any = "multimodal") -> loop.Run:
 
 
 def test_poisoned_examples_are_named_by_their_numbers(tmp_path: Path) -> None:
-    spec = task.spec("multimodal")
+    spec = task.spec("multimodal", batch={"accumulation": 2})
     data = task.data(spec)
     data.train.fields["latents"][[3, 5], 1] = math.inf  # type: ignore[attr-defined]
     run = task.built(spec, tmp_path, data=data)
@@ -72,6 +74,20 @@ def test_gradients_too_large_for_float32_are_named(tmp_path: Path) -> None:
         name: (value * 1e21, count) for name, (value, count) in inner(*given, **more).items()
     }
     assert "too large for float32" in diagnosis(run, tmp_path)
+
+
+def test_the_first_gradient_in_the_order_of_the_backward_pass_and_the_largest_norm_are_kept() -> None:
+    found = module.Findings(rank=0, kind="a")
+    for given in (
+        {"a": 3.0, "b": 4.0},
+        {"a": 1.0, "b": 2.0},
+        {"a": 3e30, "b": 4e30},
+        {"c": math.inf, "d": math.nan},
+        {"e": math.inf},
+    ):
+        module._gradients(found, {name: torch.tensor([value]) for name, value in given.items()})
+        assert found.norm >= 5 == pytest.approx(5)
+    assert (found.norm, found.steepest, found.gradient) == (pytest.approx(5e30), "b", "d")
 
 
 def test_a_step_that_cannot_be_repeated_or_is_sound_says_so(tmp_path: Path) -> None:

@@ -21,9 +21,10 @@ from torch import Tensor
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import CheckpointError, parse
 from mm_ldlm.extras.foreign_checkpoints import commands
-from mm_ldlm.extras.foreign_checkpoints.converting import _fitted
+from mm_ldlm.extras.foreign_checkpoints.converting import _fitted, head_dim_of
 from mm_ldlm.extras.foreign_checkpoints.exporting import write_model_pt
 from mm_ldlm.extras.foreign_checkpoints.importing import import_checkpoint
+from mm_ldlm.extras.foreign_checkpoints.trainers import flat, schedule_of
 from mm_ldlm.inference.exporting import source_of
 from mm_ldlm.inference.loading import load_run
 from mm_ldlm.models.base import DataShape
@@ -46,7 +47,7 @@ def older(place: Path, found: Any = None) -> Path:
     base = Tokenizer.from_file(str(place / "tokenizer.json"))
     base.add_special_tokens(["[PAD]", "[MASK]"])
     base.save(str(place / "tokenizer.json"))
-    (place / "state.json").write_text('{"step": 90000}')
+    (place / "state.json").write_text('{"state": {"step": 90000}}')
     return place
 
 
@@ -90,10 +91,13 @@ def test_an_imported_dit_of_mdlm_has_the_logits_of_its_definition(
 
 
 def test_the_command_makes_a_run_that_samples_without_data(tmp_path: Path) -> None:
-    words = [older(tmp_path / "older"), tmp_path / "runs" / "run", "--max-length", 9]
+    path, mine = older(tmp_path / "older"), tmp_path / "mine.json"
+    (path / "tokenizer.json").rename(mine)
+    (path / "tokenizer.json").write_text("{}")
+    words = [path, tmp_path / "runs" / "run", "--max-length", 9, "--tokenizer", mine]
     result = CliRunner().invoke(commands.import_checkpoint, [str(word) for word in words])
     assert result.exit_code == 0, result.output
-    assert "left out: rotary_emb.cos_cached" in result.output
+    assert "without averaged weights (EMA); left out: rotary_emb.cos_cached" in result.output
     assert checkpoints.step_of(checkpoints.find(tmp_path / "runs" / "run")) == 90_000
     made = MMLDLM.from_run(tmp_path / "runs" / "run", device="cpu")
     assert made.shape.max_length == 9
@@ -121,13 +125,14 @@ def test_the_import_states_the_largest_difference_from_the_original_code(tmp_pat
     noisy = clean.masked_fill(
         torch.rand(clean.shape, generator=torch.Generator().manual_seed(4)) < t[:, None], ddit.MASK
     )
-    logits = ddit.reference(ddit.weights(), noisy, ddit.everything(noisy), -torch.log(1 - 0.999 * t))
+    logits = ddit.reference(ddit.weights(), noisy, ddit.everything(noisy), -torch.log(1 - 0.9 * t))
     loss = ddit.masked_cross_entropy(logits, clean, noisy, t[:, None])
-    settings = {"time_conditioning": True, "model": {"n_heads": 2}, "parameterization": "subs"}
+    noise = {"type": "loglinear", "eps": 0.1}
+    settings = {"time_conditioning": True, "model": {"n_heads": 2}, "parameterization": "subs", "noise": noise}
     given = {
         "tokens": noisy,
         "clean": clean,
-        "sigma": -torch.log(1 - 0.999 * t.double()),
+        "sigma": -torch.log(1 - 0.9 * t.double()),
         "logits": logits,
         "loss": loss,
     }
@@ -156,8 +161,11 @@ def test_a_lightning_checkpoint_gives_its_configuration_and_averages_without_its
     assert import_checkpoint(path, tmp_path / "run").averaged
     made = MMLDLM.from_run(tmp_path / "run", device="cpu")
     assert made.shape.max_length == 9
-    head = saved(tmp_path / "run", "ema")["model.text_head.linear.weight"]
-    assert torch.allclose(head[: ddit.MASK], 2 * tied[: ddit.MASK])
+    for name, factor in (("ema", 2), ("model", 1)):
+        head = saved(tmp_path / "run", name)["model.text_head.linear.weight"]
+        assert torch.allclose(head[: ddit.MASK], factor * tied[: ddit.MASK])
+    import_checkpoint(path, tmp_path / "timed", timesteps="sigma")
+    assert json.loads((tmp_path / "timed/config.json").read_text())["model"]["time_factor"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -168,6 +176,7 @@ def test_a_lightning_checkpoint_gives_its_configuration_and_averages_without_its
         ({"algo": {"causal_attention": True}}, "causal_attention"),
         ({"noise": {"type": "cosine"}}, "noise.type"),
         ({"algo": {"name": "mdlm", "parameterization": "epsilon"}}, "epsilon"),
+        ({"graph": {"type": "unheard"}}, "graph.type"),
     ],
 )
 def test_a_key_without_a_meaning_here_is_refused_by_its_name(
@@ -181,6 +190,15 @@ def test_a_key_without_a_meaning_here_is_refused_by_its_name(
 def test_an_id_that_the_checkpoint_has_no_row_for_is_never_written() -> None:
     bias = _fitted(torch.zeros(5), torch.Size([7]), name="bias", added=2, source=Path())
     assert bias.softmax(dim=0)[5:].tolist() == [0, 0]
+    assert head_dim_of({"rotary_emb.inv_freq": torch.ones(4)}) == 8
+
+
+def test_the_schedule_and_references_are_those_of_the_configuration() -> None:
+    ends = {"noise.sigma_min": 0.1, "noise.sigma_max": 9.0, "noise.eps": 0.2}
+    assert schedule_of({"noise.type": "geometric", **ends}) == {"kind": "geometric", "sigma_min": 0.1, "sigma_max": 9.0}
+    assert schedule_of({"algo.noise_schedule.name": "geometric"}) == {"kind": "geometric"}
+    assert schedule_of(ends) == {"kind": "log_linear", "epsilon": 0.2}
+    assert flat({"model": {"length": "${data.length}", "n": "${no}"}, "data": {"length": 7}})["model.length"] == 7
 
 
 # -- export and import again -------------------------------------------------------------------------------------------
@@ -195,7 +213,13 @@ def test_export_and_import_return_the_same_bits(
     import_checkpoint(tmp_path / "out", tmp_path / "again")
     assert equal(saved(tmp_path / "again"), saved(run, "ema"))
     load_run(tmp_path / "again", device="cpu")  # also compares the identity
+    with pytest.raises(CheckpointError, match="--heads"):
+        import_checkpoint(tmp_path / "out", tmp_path / "other", heads=2)
     write_model_pt(source_of(run, tmp_path / "last", use_ema=False), tmp_path / "last")
+    assert (
+        json.loads((tmp_path / "last" / "training_state.json").read_text()).items()
+        >= {"step": 2, "weights": "last"}.items()
+    )
     import_checkpoint(tmp_path / "last" / "model.pt", tmp_path / "like", like=run)
     assert equal(saved(tmp_path / "like"), saved(run))
     with refuses(CheckpointError, "out"):
@@ -232,6 +256,17 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
         weights() | {"blocks.0.attn_qkv.weight": torch.ones(9, D)}, path / "model.pt"
     ),
     "no matrix": lambda path: torch.save(weights() | {"vocab_embed.embedding": torch.ones(3)}, path / "model.pt"),
+    "one name twice": lambda path: torch.save(
+        weights() | {"module.sigma_map.mlp.0.bias": torch.zeros(C)}, path / "model.pt"
+    ),
+    "NaN in an average": lambda path: torch.save(
+        {
+            "state_dict": weights(),
+            "ema": {"shadow_params": [each * torch.nan for name, each in weights().items() if "cached" not in name]},
+        },
+        path / "model.pt",
+    ),
+    "too many tokens": lambda path: torch.save(weights(23 + 128), path / "model.pt"),
     "too few tokens": lambda path: torch.save(weights(5), path / "model.pt"),
     "names of nobody": lambda path: torch.save({"a.0.b": torch.ones(1)}, path / "model.pt"),
     "averages of another model": lambda path: torch.save(

@@ -21,7 +21,7 @@ from mm_ldlm.data.encoders import load_encoder, parse_encoder
 from mm_ldlm.extras.http_encoder import client, probes
 from mm_ldlm.extras.http_encoder.encoder import vectors_of
 
-TEXTS = [f"sentence number {number} {'of some length ' * (number % 5)}" for number in range(90)]
+TEXTS = [f"sentence number {number} {'of söme lęngth ' * (number % 5)}" for number in range(90)]
 KEY = "sk-a-secret-key"
 TRUSTED = functools.cache(ssl.create_default_context)
 """Reads all certificates of the machine once"""
@@ -49,7 +49,7 @@ def encode(service: Service, texts: list[str] = TEXTS, **values: Any) -> Any:
 
 @pytest.mark.parametrize(
     "values",
-    [{}, {"batch_rows": 1, "connections": 8}, {"batch_bytes": 100, "connections": 1}, {"encoding": "base64"},
+    [{}, {"batch_rows": 1, "connections": 8}, {"batch_bytes": 300, "connections": 1}, {"encoding": "base64"},
      {"prompt": "query: "}, {"shorten": True, "dim": 5, "normalised": False}, {"dim": DIM}],
 )  # fmt: skip
 def test_every_sentence_is_asked_for_once_within_the_limits_and_gets_its_vector(values: Any, service: Service) -> None:
@@ -63,8 +63,10 @@ def test_every_sentence_is_asked_for_once_within_the_limits_and_gets_its_vector(
     for request in service.requests:
         assert request.get("encoding_format", "float") == values.get("encoding", "float")
         assert len(request["input"]) <= values.get("batch_rows", 8)
-        assert len(request["input"]) == 1 or len("".join(request["input"])) <= values.get("batch_bytes", 1e9)
+        size = len("".join(request["input"]).encode())
+        assert len(request["input"]) == 1 or size <= values.get("batch_bytes", 1e9)
         assert request.get("dimensions") == (dim if values.get("shorten") else None)
+    assert len(service.requests) <= 8 + 91 / values.get("batch_rows", 8) + 2 * 6000 / values.get("batch_bytes", 1e9)
     assert service.most_open <= values.get("connections", 4)
     assert encode(service, [], **values).shape == (0, dim)
 
@@ -72,13 +74,13 @@ def test_every_sentence_is_asked_for_once_within_the_limits_and_gets_its_vector(
 @pytest.mark.parametrize(
     "fault",
     ["duplicate", "missing", "surplus", "beyond", "no_index", "index_text", "dimension", "no_numbers", "text", "empty",
-     "html", "list", "error_in_200", "huge", "400", "401", "404", "413", "redirect http://elsewhere/",
+     "list", "error_in_200", "huge", "400", "401", "404", "413", "redirect http://elsewhere/",
      "redirect http://[::1"],
 )  # fmt: skip
 def test_a_wrong_answer_is_refused_and_not_asked_for_again(fault: str, service: Service) -> None:
     service.fault = lambda number, texts: fault if number == 1 else None
     with pytest.raises(EncoderError, match=r"http://127\.0\.0\.1"):
-        encode(service, TEXTS[:8], retries=0)
+        encode(service, TEXTS[:8], retries=1)
     assert len(service.requests) == 2
 
 
@@ -98,7 +100,9 @@ def test_numbers_that_are_not_finite_are_returned_as_they_are(service: Service) 
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["429", "503", "408", "reset", "truncated", "not_json", "429 0.01", "reordered"])
+@pytest.mark.parametrize(
+    "fault", ["429", "503", "408", "reset", "truncated", "not_json", "html", "429 0.01", "reordered"]
+)
 def test_a_transient_failure_loses_nothing_and_changes_nothing(fault: str, service: Service) -> None:
     service.fault = lambda number, texts: fault if number % 3 == 1 else None
     np.testing.assert_array_equal(encode(service, retries=20), np.stack([unit(text) for text in TEXTS]))
@@ -125,10 +129,19 @@ def test_the_attempts_are_counted_and_one_error_ends_all_requests(service: Servi
         encode(Service(), url="http://127.0.0.1:9/v1", retries=1)
 
 
+def test_waits_grow_up_to_their_limit() -> None:
+    waiting = client.Client(
+        "http://host", headers={}, connections=1, requests_per_minute=None, timeout=1, retries=99, max_wait=1
+    )
+    for attempt, most in ((1, 0.002), (5, 0.032), (60, 1.0)):
+        assert most / 2 <= waiting._pause(client._Transient("no"), attempt) <= most
+
+
 def test_the_rate_limit_and_a_demanded_wait_hold_all_requests(service: Service, refuses: Any) -> None:
     service.fault = lambda number, texts: "429 0.2" if number == 3 else None
     encode(service, TEXTS[:12], batch_rows=1, connections=4, requests_per_minute=1200)
-    assert service.moments[-1] - service.moments[1] > 12 * 0.05 + 0.2 - 0.1
+    began = np.array(service.moments)
+    assert (began[-1] - began[1] > 12 * 0.05 + 0.2 - 0.1, began[4] - began[3] > 0.19) == (True, True)
     service.fault = lambda number, texts: "429 3600"
     with refuses(EncoderError, "to wait 3600 s", "max_wait"):
         encode(service, max_wait=5)
@@ -183,6 +196,7 @@ def test_a_service_keeps_its_fingerprint_while_its_vectors_vary_and_loses_it_whe
         config(service).locate(expected=first.fingerprint)
     assert config(service).locate(expected="of another kind").fingerprint != first.fingerprint
     assert "127.0.0.1" not in str(first.describe())
+    assert config(service, prompt="p").portable().items() >= {"name": "toy", "prompt": "p", "normalised": True}.items()
 
 
 def test_drift_while_the_encoder_is_in_use_is_found(service: Service, refuses: Any) -> None:
@@ -199,9 +213,12 @@ def test_a_service_without_usable_probes_is_refused(fault: str, service: Service
     service.fault = lambda number, texts: fault
     with refuses(EncoderError, "probe"):
         config(service).locate()
-    service.fault, service.vectors = (lambda number, texts: None), lambda text: 2 * unit(text)
+    service.fault, service.vectors = (lambda number, texts: None), lambda text: (1 + (text == "No")) * unit(text)
     with refuses(EncoderError, "normalised"):
         config(service).locate()
+    service.vectors = lambda text: (text != "No") * unit(text)
+    with pytest.raises(EncoderError, match="zeros"):
+        config(service, normalised=False).locate()
 
 
 @settings(max_examples=30)
@@ -211,6 +228,7 @@ def test_the_sketch_keeps_distances_up_to_a_factor(dim: int, size: float, seed: 
     before = random.normal(size=(len(probes.SENTENCES), dim)).astype(np.float32)
     after = (before + size * random.normal(size=before.shape)).astype(np.float32)
     found = probes.distance_to(probes.fingerprint("0" * 32, before), after)
+    assert probes.relative_distance(np.diag([1, 3]), np.diag([1, 2])) == 0.5
     assert 0.1 * size < found < 10 * size  # the largest ratio of six; of 3,000 drawn ones all were between .7 and 5.9
 
 
@@ -224,7 +242,7 @@ def test_the_key_is_sent_and_shown_nowhere(
     with refuses(ConfigurationError, "TOY_KEY"):
         load_encoder(named)
     assert "TOY_KEY" in str(named.missing())
-    monkeypatch.setenv("TOY_KEY", KEY)
+    monkeypatch.setenv("TOY_KEY", f" {KEY}\n")
     assert named.missing() is None
     encoder = load_encoder(named)
     assert all(headers["Authorization"] == f"Bearer {KEY}" for headers in service.headers)
@@ -237,7 +255,7 @@ def test_the_key_is_sent_and_shown_nowhere(
         load_encoder(named)
     assert "with a space" not in str(refused.value)
     service.fault = lambda number, texts: None
-    encode(service, TEXTS[:1])
+    encode(service, TEXTS[:1], url=f"{service.url}/embeddings/")
     assert "Authorization" not in service.headers[-1]
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,8 @@ def stored_vectors(stored: ShardStore, vectors_nd: Any, *, ids: list[str] | None
     folder.mkdir()
     store = VectorStore(vectors_nd.shape[1], folder)
     table = store.table(ids or stored.gather("id", slice(None)).to_pylist(), list(vectors_nd))
-    store.commit([write_shard(folder, "part-000000.arrow", table)], records=stored.manifest)
+    parts = [write_shard(folder, f"part-{n:06d}.arrow", table.slice(3 * n, 3)) for n in range(-(-len(table) // 3))]
+    store.commit(parts, records=stored.manifest)
 
 
 def taken(stored: ShardStore, workspace: Path, *, declared: Any = None, **options: Any) -> LatentStore:
@@ -149,7 +151,9 @@ def test_the_vectors_of_a_file_become_latents_and_bad_rows_are_quarantined_with_
 # -- the declaration ---------------------------------------------------------------------------------------------------
 
 
-def test_the_encoder_for_new_texts_embeds_under_the_declared_fingerprint(tmp_path: Path, refuses: Any) -> None:
+def test_the_encoder_for_new_texts_embeds_under_the_declared_fingerprint(
+    tmp_path: Path, refuses: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bare = parse_encoder(DECLARED)
     assert "for_new_texts" in str(no_encoder(bare))
     with refuses(EncoderError, "'mine'", "encoder.for_new_texts"):
@@ -167,6 +171,13 @@ def test_the_encoder_for_new_texts_embeds_under_the_declared_fingerprint(tmp_pat
     marker.touch()
     with pytest.raises(EncoderError, match="Restore it"):
         loaded.verify()
+    wide = {"cuda:7": SimpleNamespace(dim=DIM + 1)}
+    monkeypatch.setattr("mm_ldlm.extras.own_vectors.encoder.load_encoder", lambda config, *, device: wide[device])
+    with pytest.raises(EncoderError, match=f"dimension {DIM + 1}"):
+        named.load(named.locate(), device="cuda:7")
+    remote = {"kind": "http", "url": "https://host/v1", "name": "m", "key_variable": "NO_SUCH_KEY"}
+    assert "'encoder.for_new_texts.key" in str(parse_encoder({**DECLARED, "for_new_texts": remote}).missing())
+    assert VectorStore(1 << 20, tmp_path).most_rows == 64, "of 4 MiB each"
     marks = {parse_encoder({**DECLARED, **other}).locate().fingerprint
              for other in ({}, {"name": "x"}, {"dim": 3}, {"normalised": True})}  # fmt: skip
     assert len(marks) == 4
@@ -185,10 +196,9 @@ def test_a_declaration_that_cannot_be_right_is_refused(change: dict[str, Any], r
 @pytest.mark.parametrize("has_vectors", [True, False])
 @pytest.mark.parametrize("declared", [True, False])
 def test_sources_and_encoder_agree_about_vectors(has_vectors: bool, declared: bool) -> None:
-    from types import SimpleNamespace
-
     source = SimpleNamespace(has_vectors=has_vectors, label="mine.parquet")
     encoder = parse_encoder(DECLARED if declared else {"kind": TOY})
-    found = problems({"encoder": encoder, "ingestion": SimpleNamespace(sources=[source])})
+    good = SimpleNamespace(has_vectors=declared, label="right")
+    found = problems({"encoder": encoder, "ingestion": SimpleNamespace(sources=[good, source])})
     assert bool(found) == (has_vectors != declared)
-    assert all("ingestion.sources[0]" in each and "mine.parquet" in each for each in found)
+    assert all("ingestion.sources[1]" in each and "mine.parquet" in each for each in found)

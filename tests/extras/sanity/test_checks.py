@@ -10,7 +10,9 @@ import torch
 from tests.training import task
 from torch import nn
 
+from mm_ldlm.core import PreflightError
 from mm_ldlm.extras.sanity.checks import SanityConfig, _batch, check_sanity, checks_of, writing
+from mm_ldlm.extras.sanity.pipeline import judge_configuration
 from mm_ldlm.objectives.base import OBJECTIVES
 from mm_ldlm.training import loop
 
@@ -57,6 +59,10 @@ FAULTS: dict[str, tuple[str, Callable[[Any, Any, Any], Any]]] = {
         "first loss",
         lambda run, model, adamw: model.text_head.linear.weight.data.normal_(),
     ),
+    "a first loss that is too low": (
+        "first loss",
+        lambda run, model, adamw: setattr(run.stepper.objective, "expected_first_loss", lambda: {"text_loss": 9.0}),
+    ),
     "hardly any learning": ("overfit one batch", lambda run, model, adamw: set_rates(run, 1e-5)),
 }
 
@@ -69,8 +75,17 @@ def test_a_planted_fault_is_found_by_its_check(fault: str, tmp_path: Path) -> No
     run.learner.optimization.set_lr(0, scale=1.0)
     run.stepper.parallel.module.train()
     plant(run, run.learner.root.model, run.learner.optimization.optimizer)
-    failed = {check.name for check in checks_of(run, _batch(run, 8), QUICK) if check.remedy}
+    found = checks_of(run, batch := _batch(run, 8), QUICK)
+    failed = {check.name for check in found if check.remedy}
     assert name in failed, failed
+    assert (len(batch.examples_B), [m for m in run.learner.root.modules() if m._forward_hooks]) == (8, [])
+
+
+def test_a_failed_check_of_the_report_fails_the_pipeline_wherever_it_stands() -> None:
+    good, bad = {"name": "a", "found": "1", "remedy": ""}, {"name": "b", "found": "2", "remedy": "do this"}
+    judge_configuration([good])
+    with pytest.raises(PreflightError, match="1 sanity checks"):
+        judge_configuration([good, bad])
 
 
 def test_a_sampler_that_cannot_write_is_found() -> None:

@@ -26,8 +26,9 @@ def test_a_run_that_can_start_passes_and_nothing_moves(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob(".preflight"))
 
 
-def test_a_batch_with_fewer_examples_than_micro_batches_is_refused(tmp_path: Path) -> None:
-    run = task.built(task.spec(batch={"examples": 2, "accumulation": 4}, preflight=True), tmp_path)
+@pytest.mark.parametrize("sizes", [{"examples": 2}, {"examples": None, "tokens": 40, "example_multiple": 1}])
+def test_a_batch_with_fewer_examples_than_micro_batches_is_refused(sizes: dict[str, Any], tmp_path: Path) -> None:
+    run = task.built(task.spec(batch={**sizes, "accumulation": 4}, preflight=True), tmp_path)
     run.checkpointer.directory.mkdir(parents=True)
     with pytest.raises(PreflightError, match=r"✗.*\n.*accumulation"):
         run.observers["preflight"].start()
@@ -38,14 +39,15 @@ def test_a_dry_step_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     total, tried, full = run.stepper.total, set(), False
 
     def limited(batch: Any, **more: Any) -> torch.Tensor:
-        tried.add(tuple(batch.tokens_BL.shape))
+        tried.add((tuple(batch.tokens_BL.shape), more["kind"]))
         if full:
             raise torch.OutOfMemoryError
         return total(batch, **more)
 
     run.stepper.total = limited  # type: ignore[method-assign]
     assert not checks.dry_step(run).remedy
-    assert tried == {max(run.loader.plan.shapes(), key=lambda shape: (math.prod(shape), shape[1]))} == {(5, 8)}
+    assert max(run.loader.plan.shapes(), key=lambda shape: (math.prod(shape), shape[1])) == (5, 8)
+    assert tried == {((5, 8), kind) for kind in run.stepper.objective.kinds}
     full = True
     assert "accumulation" in checks.dry_step(run).remedy
 
@@ -54,3 +56,5 @@ def test_a_check_that_fails_on_one_rank_fails_on_all(monkeypatch: pytest.MonkeyP
     good, bad = [Check("a", "1"), Check("b", "2")], [Check("a", "1"), Check("b", "3", "do this")]
     monkeypatch.setattr(checks.collectives, "gather", lambda mine: [good, bad, bad])
     assert checks._agreed(good) == [good[0], dataclasses.replace(bad[1], name="b (rank 1)")]
+    monkeypatch.setattr(checks.collectives, "gather", lambda mine: [mine, "torch of another host"])
+    assert "same versions" in checks.versions(task.ALONE).remedy

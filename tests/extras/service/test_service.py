@@ -22,6 +22,7 @@ import httpx2
 import numpy as np
 import pytest
 import uvicorn
+from click.testing import CliRunner
 from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,7 @@ from tests.inference.runs import LATENTS, BagEncoder, make, write_run
 
 from mm_ldlm.app.commands import COMMANDS
 from mm_ldlm.app.console import COMMON, TRACE, commands, frame_of
+from mm_ldlm.core import EncoderError
 from mm_ldlm.extras.service.app import build
 from mm_ldlm.extras.service.batches import Batches
 from mm_ldlm.extras.service.requests import Limits, endpoints
@@ -45,8 +47,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "invert texts": {"targets": ["w5", "w6 w7"], "temperature": 1.0, "reembed": True},
     "invert search": {"targets": VECTORS, "search": {"candidates": 3, "rounds": 2}},
     "generate": {"n": 3, "order": "latent_first", "steps": 3, "seed": 5},
-    "score": {"texts": ["w1 w2", "w3"], "draws": 4, "latents": VECTORS},
-    "infill": {"texts": ["w1 [MASK]", "[MASK] w2 [MASK]"], "temperature": 1.0},
+    "score": {"texts": ["w1 w2", "w3"], "draws": 4, "latents": VECTORS, "seed": 9999},
+    "infill": {"texts": ["w1 [MASK]", "[MASK] w2 [MASK]"], "temperature": 1.0, "seed": 0},
     "edit": {"sources": ["w1 w2 w3", "w4 w5"], "targets": VECTORS, "strength": 1.0, "temperature": 1.0},
 }
 """Requests that are computed together with others, with random draws where they have any"""
@@ -147,8 +149,9 @@ def test_a_refused_request_leaves_the_others_of_its_computation_as_they_are() ->
     frames_equal(found[3], batches.compute([good])[0])  # type: ignore[arg-type]
 
 
-def test_concurrent_requests_are_computed_together(model: MMLDLM) -> None:
+def test_concurrent_requests_are_computed_together(model: MMLDLM, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
+    monkeypatch.setattr("mm_ldlm.extras.service.batches.MOST_JOBS", 4)
 
     async def ask() -> list[Any]:
         batches = Batches(make(), window=0.01, observe=sizes.append)
@@ -163,7 +166,7 @@ def test_concurrent_requests_are_computed_together(model: MMLDLM) -> None:
 
     for number, rows in enumerate(asyncio.run(ask())):
         np.testing.assert_array_equal(rows[0]["latent"], model.encode(f"w{number}")[0])
-    assert sizes == [7], "the client of one has gone"
+    assert sizes == [4, 3], "at most so many, of which the client of one has gone"
 
 
 @pytest.mark.parametrize(("name", "request_name"), [("encoder", "encode"), ("model", "embed")])
@@ -295,10 +298,34 @@ def test_a_key_is_needed_for_everything_but_the_probes_and_the_page() -> None:
             {"Authorization": "a-key"},
         ):
             refused(client.post("/score", json={"texts": "w1"}, headers=headers), 401, "Bearer")
-            refused(client.get("/metrics", headers=headers), 401)
+            refused(answer := client.get("/metrics", headers=headers), 401)
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
         right = {"Authorization": "Bearer a-key"}
         assert client.post("/score", json={"texts": "w1"}, headers=right).status_code == 200
         assert {client.get(path).status_code for path in ("/", "/healthz", "/openapi.json")} == {200}
+
+
+def test_an_encoder_that_fails_is_no_error_of_the_client_and_secrets_are_masked() -> None:
+    class Failing(BagEncoder):
+        def encode(self, sentences: Any) -> Any:
+            raise EncoderError("expected an answer of https://user:S3cret@host, found none. Wait.")
+
+    with TestClient(build(make(encoder=Failing()), SMALL)) as client:
+        refused(answer := client.post("/encode", json={"texts": "w1"}), 503, "found none")
+    assert "S3cret" not in answer.text
+
+
+def test_the_command_serves_the_checkpoint_within_its_limits_and_needs_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[Any]()
+    monkeypatch.setattr(MMLDLM, "from_run", lambda run, **how: seen.append(how) or make())
+    monkeypatch.setattr("mm_ldlm.extras.service.app.build", lambda model, bounds, key: seen.append((bounds, key)))
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
+    monkeypatch.setenv("OWN_KEY", "")
+    words = ["serve", "--port=0", "--checkpoint=best", "--device=cpu", "--max-rows=3", "--key-variable=OWN_KEY"]
+    assert (CliRunner().invoke(commands, words).exit_code, seen) == (1, [])
+    monkeypatch.setenv("OWN_KEY", "key")
+    assert CliRunner().invoke(commands, words).exit_code == 0
+    assert seen == [{"checkpoint": "best", "device": "cpu", "precision": "fp32"}, (Limits(max_rows=3), "key")]
 
 
 # --- pages, metrics, and the process ------------------------------------------------------------------------------------
