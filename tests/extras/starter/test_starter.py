@@ -1,6 +1,5 @@
 """The starter corpus: deterministic, diverse, and with new combinations of known words in the held-out splits."""
 
-import random
 import re
 from collections import Counter
 from itertools import islice
@@ -9,13 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.data.corpus.examples import read
-from tests.extras.starter.entropy import probability
 
 from mm_ldlm.core import SourceError
 from mm_ldlm.data.corpus.sources import Row
 from mm_ldlm.data.store.fingerprint import fingerprint
 from mm_ldlm.extras.starter.corpus import StarterSentence, generate_starter_corpus, generate_starter_sts
-from mm_ldlm.extras.starter.corpus.scenes import Draw
 from mm_ldlm.extras.starter.corpus.shapes import SHAPES
 
 
@@ -71,13 +68,3 @@ def test_pairs_of_sentences_are_labelled_by_their_numbers_of_words() -> None:
     for row in rows:
         difference = len(row.text.split()) - len(str(row.pair).split())
         assert row.meta["label"] == ("similar" if abs(difference) <= 1 else "first" if difference > 0 else "second")
-
-
-@pytest.mark.parametrize("shape", ["animal", "question_who", "request"])
-def test_texts_are_as_probable_as_they_are_frequent(shape: str) -> None:
-    """Two texts are equal with the mean probability of a text."""
-    rng, count = random.Random(0), 1000
-    drawn = [SHAPES[shape](Draw(rng, lambda _: True)) for _ in range(count)]
-    equal = sum(n * (n - 1) for n in Counter(drawn).values()) / (count * (count - 1))
-    expected = sum(probability(text, shape) for text in drawn[:40]) / 40
-    assert equal == pytest.approx(expected, rel=0.2)
