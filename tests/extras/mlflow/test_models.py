@@ -126,7 +126,7 @@ def test_the_alias_moves_to_the_better_evaluation(tmp_path: Path) -> None:
     (tmp_path / "model" / "MLmodel").write_text("flavors: {}\n")
     for number, cost in enumerate([2.0, 2.0, 2.5, 1.5]):
         run = MlflowRun(f"sqlite:///{tmp_path}/mlflow.db", "")
-        run.create(experiment="e", name="n", parameters={}, parent=None)
+        run.create(experiment="e", name="n", parameters={}, parent="above")
         keep(result(cost), tmp_path / str(number))
         run.add_folder(tmp_path / str(number) / "evaluation", "evaluation")
         run.add_model(
@@ -137,4 +137,5 @@ def test_the_alias_moves_to_the_better_evaluation(tmp_path: Path) -> None:
         )
         owners.append(int(run.client.get_model_version_by_alias("m", ALIAS).version))
     assert owners == [1, 1, 1, 4]
+    assert run.client.get_run(run.run_id).data.tags["mlflow.parentRunId"] == "above"
     assert len(run.client.search_model_versions("name='m'")) == 4
