@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+import yaml
 
 from mm_ldlm.extras.comparison.plan import PATHS, Session
 from mm_ldlm.extras.comparison.sessions import Outcome, _start, _stop, run_sessions
@@ -183,3 +185,46 @@ def test_a_session_that_ignores_the_request_is_killed_and_ends_with_its_parent(
         time.sleep(0.01)
     _stop([running])
     assert running.process.returncode == -signal.SIGKILL
+
+
+# -- a whole comparison ------------------------------------------------------------------------------------------------
+
+
+MEMBERS = [
+    {"name": "mdlm", "env": "mdlm"},
+    {"name": "constant", "env": "mdlm", "params": {"objective.process.loss_weighting": "constant"}},
+    {"name": "diverges", "env": "mdlm", "params": {"training.optimizer.lr": 1.0e30, "training.guard.max_rollbacks": 0}},
+]
+
+
+@pytest.mark.slow
+def test_a_whole_comparison_with_a_member_that_diverges_and_again(
+    finished: Path, run_kedro: Callable[..., Any]
+) -> None:
+    import mlflow
+
+    (finished / "conf" / "compared").mkdir()
+    layer = {"comparison": {"members": MEMBERS, "seeds": [0], "budget": {"tokens": 3000}}}
+    (finished / "conf" / "compared" / "parameters.yml").write_text(yaml.safe_dump(layer))
+    options = ("run", "--pipeline=comparison", "--env=test+compared", "--params=training.launch.processes=1")
+    run_kedro(*options)
+    reports = finished / "data/test/08_reporting"
+    table = pd.read_csv(reports / "comparison_table.csv").set_index("member")
+    assert list(table["status"]) == ["finished", "finished", "failed"]
+    assert list(table["likelihood"].dropna()) == ["NELBO", "NELBO"]
+    assert (table["tokens"].dropna() >= 3000).all()
+    low, value, high = (float(table[f"difference{end}"]["constant"]) for end in ("_low", "", "_high"))
+    assert low < value < high
+    assert "diverged" in str(table.loc["diverges", "reason"])
+    assert "Failed runs" in (reports / "comparison.html").read_text()
+
+    parent = json.loads((finished / "data/test/06_models/tracking_reference.json").read_text())
+    tracking = mlflow.MlflowClient(parent["tracking_uri"])
+    experiment = tracking.get_run(parent["run_id"]).info.experiment_id
+    nested = tracking.search_runs([experiment], f"tags.mlflow.parentRunId = '{parent['run_id']}'")
+    assert {run.info.run_name: run.info.status for run in nested} == {
+        "mdlm, seed 0": "FINISHED", "constant, seed 0": "FINISHED", "diverges, seed 0": "FAILED"
+    }  # fmt: skip
+
+    before, _ = json.loads((file := reports / "comparison_outcomes.json").read_text()), run_kedro(*options)
+    assert [one == two for one, two in zip(before, json.loads(file.read_text()), strict=True)] == [True, True, False]

@@ -120,16 +120,6 @@ def test_vectors_of_other_records_are_refused(stored: ShardStore, tmp_path: Path
         taken(stored, tmp_path / "c")
 
 
-def test_numbers_beyond_float16_stop_the_run_or_are_counted(stored: ShardStore, tmp_path: Path) -> None:
-    vectors_nd = np.ones((len(TEXTS), DIM), np.float32)
-    vectors_nd[7] = 1e6
-    stored_vectors(stored, vectors_nd)
-    with pytest.raises(EncoderError, match="float16"):
-        taken(stored, tmp_path / "stop", dtype="float16")
-    found = taken(stored, tmp_path / "counted", dtype="float16", non_finite="quarantine")
-    assert found.manifest.meta["non_finite"] == {"count": 1, "ids": stored.gather("id", [7]).to_pylist()}
-
-
 def test_the_vectors_of_a_file_become_latents_and_bad_rows_are_quarantined_with_a_reason(
     tmp_path: Path, refuses: Any
 ) -> None:
