@@ -415,14 +415,14 @@ def test_a_request_that_outlasts_the_time_to_stop_is_refused(caplog: pytest.LogC
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
         serving = pool.submit(server.run, [listener])
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        asked = pool.submit(httpx2.post, f"{address}/encode", json={"texts": "w1"}, timeout=60)
+        while not server.server_state.tasks:
+            time.sleep(0.01)
         with socket.create_connection(listener.getsockname()) as gone:  # within its request
             gone.sendall(
                 b"POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
             )
         assert httpx2.get(f"{address}/healthz").status_code == 200
-        asked = pool.submit(httpx2.post, f"{address}/encode", json={"texts": "w1"}, timeout=60)
-        while not server.server_state.tasks:
-            time.sleep(0.01)
         server.should_exit = True
         refused(asked.result(), 503)
         loaded.set()
