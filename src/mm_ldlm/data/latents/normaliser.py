@@ -340,7 +340,7 @@ def _whitening(mean_d: Matrix, covariance_dd: Matrix, *, rows: int, unit_norm: b
     if part > 0 and values.max() > 0:
         log.info(
             "%s training vectors are few to whiten %s dimensions: the normaliser is a mixture of %.0f %% one scale for "
-            "all dimensions and %.0f %% whitening; from %s vectors on it is whitening alone",
+            "all dimensions and %.0f %% whitening; with %s vectors or more it is only whitening",
             f"{rows:,}", f"{len(values):,}", 100 * part, 100 * (1 - part), f"{ENOUGH * len(values):,}",
         )  # fmt: skip
         mixed = (1 - part) * values + part * values.mean()

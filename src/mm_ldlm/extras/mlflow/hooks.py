@@ -280,7 +280,7 @@ class TrackingHooks:
             self._deliver(run)
         except TrackingError as error:
             log.warning(
-                "MLflow does not answer at the end of this run (%s): what it lacks is recorded in %s. Send it by "
+                "MLflow does not answer at the end of this run (%s): the missing part is recorded in %s. Send it by "
                 "`mm-ldlm send-runs %s` when the store answers", error, LOCAL, mask(run.uri),
             )  # fmt: skip
             self._unsent.insert(0, ("tag", ({CONTINUES: run.run_id},), {}, 0.0))

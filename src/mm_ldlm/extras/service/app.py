@@ -34,7 +34,7 @@ TAGS = [
     {"name": WRITES, "description": "from embeddings, from noise, or from other texts"},
     {"name": READS, "description": "embeddings, neighbours and likelihoods"},
     {"name": OPENAI, "description": "for its clients"},
-    {"name": OPERATION, "description": "whether the service lives and is ready, and its metrics"},
+    {"name": OPERATION, "description": "whether the service is alive and ready, and its metrics"},
 ]
 SEE = "The page /docs explains the fields of each request."
 
