@@ -180,7 +180,7 @@ def read_config(context: click.Context, _: click.Parameter, file: str | None) ->
         with messages_only():
             options = _options_in(file)
             context.meta["params"] = options.pop("params", {})
-            context.default_map = {**(context.default_map or {}), **options}
+            context.default_map = options
     return file
 
 

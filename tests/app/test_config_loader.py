@@ -35,6 +35,7 @@ CONF: dict[str, dict[str, Any]] = {
     "dit/catalog.json": {"run": {"type": "json.JSONDataset", "filepath": "${_results}/other.json"}},
     "large/parameters/size.yml": {"model": {"dim": 1024}},
     "local/parameters.yml": {"training": {"lr": 0.9}},
+    ".hidden/parameters.yml": {},
 }
 ALIASES = b"x0: &x0 [1]\n" + b"".join(
     b"x%d: &x%d [%s]\n" % (n + 1, n + 1, b",".join([b"*x%d" % n] * 9)) for n in range(9)
@@ -158,6 +159,7 @@ def test_a_layer_that_is_unknown_empty_or_repeated_is_refused(load: Load, refuse
         ("text/parameters.yml", b"a: \xff", "position 3"), ("text/parameters.yml", b"- 1", "parameters.yml"),
         ("text/parameters.yml", b"1: 2", "parameters.yml"), ("text/parameters.yml", b"a: !!python/name:os.system", "line 1"),
         ("text/parameters.yml", b"a: ${nothing}", "nothing"), ("text/parameters.yml", b"a: ${a}", "text"),
+        ("text/parameters.yml", b"a: ${nothing:http://user:S3cret@host}", "nothing"),
         ("text/parameters.yml", b"a: http://user:S3cret@host: x", "line 1"), ("text/parameters.yml", b"\x00", "position 0"),
         ("text/parameters.yml", b"a: &a [*a]", "text"), ("text/parameters.yml", ALIASES, "values"),
         ("text/parameters.yml", MERGES, "values"),
@@ -205,5 +207,6 @@ def test_a_missing_folder_or_type_is_refused(load: Load, tmp_path: Path) -> None
 @pytest.mark.parametrize("value", [{"a": None}, ["x"], 3, None, "s3://bucket/x", "a\0b", True])
 @pytest.mark.parametrize("key", ["data", "results", "run"])
 def test_a_folder_is_a_path_on_this_machine(load: Load, key: str, value: Any) -> None:
-    with pytest.raises(UnreadableConfiguration, match=f"'{key}'"):
-        load("text", **{key: value})["catalog"]
+    for where in ({key: value}, {"files": {"text/globals.yml": {key: value}}}):
+        with pytest.raises(UnreadableConfiguration, match=f"'{key}'"):
+            load("text", **where)["catalog"]

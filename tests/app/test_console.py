@@ -71,13 +71,14 @@ def test_every_command_explains_itself(name: str) -> None:
     assert command.name == name
     assert len(command.get_short_help_str()) > 20
     options = [each for each in command.params if isinstance(each, click.Option)]
-    assert not [each.name for each in options if not each.help]
+    assert not [each.name for each in options if not (each.help or "").endswith((".", ")"))], "complete sentences"
     shown = command.get_help(click.Context(command, info_name=name))
     assert not re.findall(r"\b(None|True|False)\b", shown)  # words of Python
     for option in options:
         named = {"sampler": LATENT_SAMPLERS if name == "embed" else TEXT_SAMPLERS, "latent_sampler": LATENT_SAMPLERS}
         choices = named.get(str(option.name), getattr(option.type, "choices", []))
         assert all(choice in shown for choice in choices)
+        assert not (isinstance(option.type, click.Choice) and option.name in named), "which may be of another package"
         assert option.name not in {"keep", "order", "which", "path", "too_long"} or len(choices) > 1
 
 
@@ -112,6 +113,14 @@ def test_the_shell_completes_commands_options_and_files(words: str, word: str) -
     )
     assert word in [each.partition(",")[2] for each in done.stdout.splitlines()]
     assert not done.stderr  # it would appear in the line that is typed
+
+
+def test_the_encoder_of_an_option_is_loaded_on_the_device_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "mm_ldlm.data.encoders.load_encoder", lambda config, *, device: (config.name, config.batch_rows, device)
+    )
+    found = [console.encoder_of(value, device="cuda:1") for value in ("e5", "{kind: local, name: e5, batch_rows: 2}")]
+    assert found == [("e5", 64, "cuda:1"), ("e5", 2, "cuda:1")]
 
 
 def test_an_unknown_command_is_refused_and_a_broken_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,8 +225,11 @@ def test_a_command_answers_as_the_api_from_a_file_or_standard_input_in_every_for
         assert ask(name, *words, "--trace", "trace.html").stdout_bytes == plain.stdout_bytes
         assert Path("trace.html").read_text().count("<h3>") == len(made)
         assert ask(name, *words, "--trace", "trace.html").exit_code == 1
-    assert ask(name, *words, "-o", "out.csv", "--overwrite").exit_code == 0
-    assert ask(name, *words, "-o", "out.doc").exit_code == ask(name, *words, "--checkpoint", "7").exit_code == 1
+    assert ask(name, *words, "-o", "out.csv", "--overwrite", "--format", "jsonl").exit_code == 0
+    assert Path("out.csv").read_text().startswith("{")
+    assert ask(name, *words, "-o", "OUT.CSV").exit_code == 0
+    refused = [["-o", "out.doc"], ["--checkpoint", "7"], *([] if name in ("embed", "encode") else [["-o", "out.npy"]])]
+    assert {ask(name, *words, *more).exit_code for more in refused} == {1}
 
 
 @pytest.mark.parametrize("option", ["--output", "--trace"])

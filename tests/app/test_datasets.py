@@ -1,5 +1,6 @@
 """Datasets of the catalog: what is saved is loaded, what is incomplete does not exist, what is wrong is refused."""
 
+import functools
 import json
 import os
 from dataclasses import replace
@@ -22,6 +23,7 @@ from mm_ldlm.app.datasets import (
     StoreDataset,
     TableDataset,
     TokenizerDataset,
+    ValidatedDataset,
 )
 from mm_ldlm.data.store import NOT_NEEDED, Manifest, write_store
 from mm_ldlm.pipelines.sampling.pipeline import _table
@@ -86,9 +88,11 @@ def test_an_optional_store_may_be_absent(tmp_path: Path) -> None:
     entry = StoreDataset(filepath=str(tmp_path / "no"), kind="rows", optional=True)
     entry.save(NOT_NEEDED)
     assert entry.load() is None
-    for needed in (StoreDataset(filepath=str(tmp_path / "no"), kind="rows"), TokenizerDataset(filepath=str(tmp_path / "no"))):  # fmt: skip
-        with pytest.raises(DatasetError):
-            needed.save(NOT_NEEDED)
+    kinds: Any = (StoreDataset, {"kind": "rows"}), (TokenizerDataset, {}), (ValidatedDataset, {})
+    for needed in (kind(filepath=str(tmp_path / "no"), **more) for kind, more in kinds):
+        for use in (needed.load, functools.partial(needed.save, NOT_NEEDED)):
+            with pytest.raises(DatasetError):
+                use()
 
 
 def test_previews_are_short_json(tmp_path: Path) -> None:
@@ -96,9 +100,9 @@ def test_previews_are_short_json(tmp_path: Path) -> None:
     store = StoreDataset(filepath=str(tmp_path / "store"), kind="rows")
     table = TableDataset(filepath=str(tmp_path / "table.parquet"))
     table.save(pd.DataFrame({"b": [[1.0] * 20, [2.0]], "a": [float("inf"), 1.0]}))
-    for preview in (store.preview(2), table.preview(2)):
+    for preview, rows in ((store.preview(2), 2), (store.preview(), 3), (table.preview(1), 1), (table.preview(), 2)):
         assert len(json.dumps(preview, allow_nan=False)) < 400
-        assert len(preview["data"]) == 2
+        assert len(preview["data"]) == rows
     assert [preview["columns"], *preview["data"]] == [
         ["b", "a"], ["[1, 1, 1, 1, 1, 1, 1, 1, …] (20)", "inf"], ["[2]", 1.0]
     ]  # fmt: skip
@@ -133,9 +137,10 @@ def test_samples_that_were_not_requested_keep_those_of_the_same_weights_only(tmp
     entry.save(samples([], step=2, keep=True))
     assert len(entry.load()) == 0
     assert not (tmp_path / "x.npy").exists()
-    (tmp_path / "x.parquet").write_bytes(b"damaged")
-    entry.save(samples(["b"], step=2, keep=True))
-    assert entry.load()["text"].tolist() == ["b"]
+    for content in (b"damaged", pd.DataFrame({"text": ["of another program"]}).to_parquet()):
+        (tmp_path / "x.parquet").write_bytes(content)
+        entry.save(samples(["b"], step=2, keep=True))
+        assert entry.load()["text"].tolist() == ["b"]
 
 
 def test_a_run_that_is_chosen_by_its_path_replaces_the_file(tmp_path: Path) -> None:

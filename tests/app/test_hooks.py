@@ -1,12 +1,15 @@
 """Hooks of every run: what the nodes receive, what is refused before the first one, and what remains afterwards."""
 
+import contextlib
 import functools
+import itertools
 import json
 import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,12 +40,15 @@ def one(*inputs: str, outputs: Any = "validation_report", tag: str = "validation
 
 def test_nodes_receive_typed_sections_and_the_folders_of_stores(tmp_path: Path) -> None:
     names = [f"params:{name}" for name in SECTIONS]
-    Session(tmp_path).run(one(*names, "params:records_workspace", "params:features_workspace", "parameters"))
-    *sections, records, features, raw = seen
+    Session(tmp_path).run(
+        one(*names, "params:records_workspace", "features", "params:features_workspace", "parameters")
+    )
+    *sections, records, made, features, raw = seen
     assert all(hasattr(section, "__dataclass_fields__") for section in sections)
     assert isinstance(sections[list(SECTIONS).index("model")], MMDiTConfig)
     assert records.is_dir()
     assert features.is_dir()
+    assert made == features, "a folder that nodes fill is never missing"
     assert raw["model"]["kind"] == "mmdit"  # the report and MLflow show the parameters as they were given
 
 
@@ -106,18 +112,19 @@ def test_an_artifact_that_was_edited_is_refused_by_its_path(tmp_path: Path, cont
     assert str(path) in str(purposeful(raised.value))
 
 
-def test_seconds_of_pipelines_are_kept_until_they_run_again(tmp_path: Path) -> None:
-    session = Session(tmp_path)
+def test_seconds_of_pipelines_are_kept_until_they_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, clock = Session(tmp_path), itertools.count(1)
+    monkeypatch.setattr("mm_ldlm.app.hooks.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     file = Path(session.entries["timings"]["filepath"])
     file.parent.mkdir(parents=True)
     (left := file.with_name(f".tmp-{0:032x}-{file.name}")).touch()  # by a run that was killed
     session.run(one("params:seed"))
     assert not left.exists()
+    [next(clock) for _ in range(1000)]  # between two runs
     session.run(one("timings", outputs="comparison", tag="reporting"))
     assert seen[0].keys() == {"validation"}  # the pipeline that is running is not finished
     found = json.loads(file.read_text())
-    assert found.keys() == {"validation", "reporting"}
-    assert all(seconds >= 0 for seconds in found.values())
+    assert found == {"validation": 2.0, "reporting": 2.0}, "a node runs, and its output is saved"
     file.write_text('{"validation": 100.0}')
     session.run(one("params:seed"))
     assert json.loads(file.read_text()) == {"validation": 100.0}  # one of its nodes ran
@@ -133,6 +140,10 @@ def test_a_split_that_the_training_reads_is_refused_before_the_embedding(tmp_pat
     with refuses(ConfigurationError, "training.validate_every", "validation"):
         Session(tmp_path).run(pipeline)
     Session(tmp_path, training={"validate_every": 0}).run(pipeline)
+    pipeline += one("preparation_report", outputs="comparison", tag="sampling")
+    for change, reads in (({}, True), ({"rows": 0}, False), ({"tasks": []}, False)):
+        with pytest.raises(ConfigurationError, match=r"sampling\.rows") if reads else contextlib.nullcontext():
+            Session(tmp_path, training={"validate_every": 0}, sampling={"split": "validation", **change}).run(pipeline)
 
 
 def test_of_two_runs_in_one_folder_the_second_is_refused_until_the_first_ends(tmp_path: Path, refuses: Refuses) -> None:
@@ -149,6 +160,20 @@ def test_of_two_runs_in_one_folder_the_second_is_refused_until_the_first_ends(tm
     for part, use in (("data", "read"), ("results", "write")):
         with take(tmp_path / f".{part}.lock", use), pytest.raises(ConfigurationError, match=f"uses the {part}"):
             Session(tmp_path).run(one("params:seed", outputs="preparation_report", tag="ingestion") + one("records"))
+
+
+def test_devices_and_hosts_are_checked_where_they_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = {name: {"device": "cuda:99"} for name in ("training", "evaluation")}
+    plan = one("params:training", outputs="training_spec", tag="training")
+    launch = plan + one("training_spec", outputs="run", tag="sampling")
+    scoring = one("params:evaluation", outputs="comparison", tag="evaluation")
+    for pipeline, used in ((plan, False), (launch, True), (one("params:evaluation"), False), (scoring, True)):
+        with pytest.raises(ConfigurationError, match="cuda:99") if used else contextlib.nullcontext():
+            Session(tmp_path, **absent).run(pipeline)
+    monkeypatch.setenv("NNODES", "2")
+    Session(tmp_path).run(plan)
+    with pytest.raises(ConfigurationError, match="NODE_RANK"):
+        Session(tmp_path).run(launch)
 
 
 def test_locks_end_with_a_run_however_it_ends(tmp_path: Path) -> None:

@@ -222,7 +222,13 @@ def test_a_file_is_looked_for_before_the_first_node(key: str, tmp_path: Path) ->
     (tmp_path / "there.txt").write_text("a")
     os.mkfifo(tmp_path / "pipe")
     changes, section = _paths_in("base")[key], key.partition(".")[0]
-    for name, fits in (("there.txt", True), ("ther*.txt", True), ("ther.txt", False), ("pipe", False)):
+    for name, fits in (
+        ("there.txt", True),
+        ("**/there.txt", True),
+        ("ther*.txt", True),
+        ("ther.txt", False),
+        ("pipe", False),
+    ):
         changed = merge(parameters("base"), _filled(changes, str(tmp_path / name)))[section]
         typed = check_parameters({**sections("base"), "seed": 0, section: changed})
         check_machine(typed, read=set(typed) - {section})

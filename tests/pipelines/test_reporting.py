@@ -1,7 +1,8 @@
 """Nodes of `reporting` on a finished run: results of other weights are refused, and a chosen run stays as it is; and the
-scores of a run that `evaluation` does not replace.
+scores of a run that `evaluation` does not replace, and what the tasks of `sampling` ask the model.
 """
 
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,18 +10,29 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from tests.evaluation.suites.conftest import parameters
+from tests.inference.runs import LATENTS, BagEncoder, make, write_run
 
-from mm_ldlm.core import EvaluationError
+from mm_ldlm.core import CheckpointError, EvaluationError, FingerprintError, SamplingError, parse
 from mm_ldlm.core.files import write_json
+from mm_ldlm.data.held_out import held_out
+from mm_ldlm.data.latents.recognition import cosines_of, unit
 from mm_ldlm.evaluation.config import EvaluationConfig, ReportingConfig
 from mm_ldlm.evaluation.suites import sections_of_suites, suites
 from mm_ldlm.inference.calibration import CALIBRATION
 from mm_ldlm.pipelines import evaluation as evaluating
 from mm_ldlm.pipelines import reporting as nodes
-from mm_ldlm.training.checkpoints.provenance import MADE_BY
+from mm_ldlm.pipelines.ingestion import prepare_records
+from mm_ldlm.pipelines.sampling import TASKS
+from mm_ldlm.pipelines.sampling.config import SamplingConfig
+from mm_ldlm.pipelines.sampling.pipeline import node_of
+from mm_ldlm.pipelines.trained import load_trained
+from mm_ldlm.pipelines.training import plan_training, run_training
+from mm_ldlm.sampling.search import SearchConfig
+from mm_ldlm.training.checkpoints.provenance import KEEP, MADE_BY
 from mm_ldlm.training.checkpoints.reference import CHOSEN
 
 WRITTEN = {
@@ -63,7 +75,12 @@ def report(inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     plots = {name: plotly.io.from_json(json.dumps(inputs[name])) for name in nodes.data_plots()}
     names = ["metrics", "comparison", "timings", *WRITTEN["metrics"], *WRITTEN["rows"]]
     reports = {name: inputs[name] for name in ("ingestion_report", "validation_report")}
-    parameters = {"seed": 0, "ingestion": {"sources": []}, "evaluation": {"bootstrap": {}}, "model": {"kind": "other"}}
+    parameters = {
+        "seed": 0,
+        "ingestion": {"sources": []},
+        "evaluation": {"bootstrap": {}},
+        **{key: {"kind": "other"} for key in ("model", "objective", "training", "encoder")},
+    }
     return call(
         nodes.write_report, inputs, names, reporting=ReportingConfig(), parameters=parameters, **reports, **plots
     )
@@ -93,8 +110,12 @@ def test_metrics_of_another_checkpoint_are_not_collected(inputs: dict[str, Any],
     assert call(nodes.collect_metrics, inputs, names, evaluation=EvaluationConfig()).items() >= {
         (key, value) for key, value in inputs["metrics"].items() if "seconds" not in key and key != MADE_BY
     }
+    found = call(nodes.collect_metrics, {**inputs, "timings": {"sampling": 7.0}}, names, evaluation=EvaluationConfig())
+    assert found["seconds.sampling"] == 7
     with refuses(EvaluationError, "last weights"):
         call(nodes.collect_metrics, inputs, names, evaluation=EvaluationConfig(use_ema=False))
+    with pytest.raises(CheckpointError, match="77"):
+        call(nodes.collect_metrics, inputs, names, evaluation=EvaluationConfig(checkpoint="77"))
 
 
 def compare(inputs: dict[str, Any], *others: str) -> Any:
@@ -147,7 +168,8 @@ def test_scores_are_replaced_by_those_of_the_same_parameters_and_data_only(
     given["dataset"] = SimpleNamespace(fingerprint=metrics[MADE_BY]["dataset"])
     write_json(tmp_path / "metrics_inversion.json", {**metrics, "skipped": "no latents"})
     other = {**inputs["run"], "name": "other"}
-    for change in ({}, {"seed": 9, "run": other}, {"seed": 9, "scores": tmp_path}):
+    elsewhere = {"evaluation": replace(config["evaluation"], device="cuda:1", batch_tokens=9)}
+    for change in (elsewhere, {"seed": 9, "run": other}, {"seed": 9, "scores": tmp_path}):
         assert evaluating.load_evaluated(**given | change) == "loaded"
     changes: list[dict[str, Any]] = [{"seed": 9}, {"dataset": SimpleNamespace(fingerprint="other")}]
     for suite in suites().values():
@@ -158,3 +180,89 @@ def test_scores_are_replaced_by_those_of_the_same_parameters_and_data_only(
     for change in (*changes, {"evaluation": replace(config["evaluation"], use_ema=False)}):
         with pytest.raises(EvaluationError, match="expected the parameters that made these scores"):
             evaluating.load_evaluated(**given | change)
+
+
+def test_tasks_ask_for_the_sentences_files_and_texts_of_their_parameters(write_dataset: Any, tmp_path: Path) -> None:
+    """The held-out sentences with their stored tokens, which are fewer than those of their texts."""
+    texts = [f"w{row % 20} w{3 * row % 20} w{row // 20}" + " w7" * (row % 5) for row in range(40)]
+    splits = [("validation", "train", "test", "validation")[row % 4] for row in range(40)]
+    dataset = write_dataset(tmp_path, texts, splits, latents=BagEncoder().encode(texts), max_length=4)
+    for number, lines in enumerate((["w1 w2", "w3"], ["w4"])):
+        (tmp_path / f"{number}.txt").write_text("\n".join(lines))
+        np.save(tmp_path / f"{number}.npy", LATENTS[number:])
+    vectors, lines = ([str(tmp_path / f"{number}.{kind}") for number in (0, 1)] for kind in ("npy", "txt"))
+    drawn, ddpm = {"kind": "ancestral", "steps": 2}, {"kind": "ddpm", "steps": 2}
+    free = {"count": 3, "order": "latent_first", "text": drawn, "latent": ddpm, "length": 5}
+    given = {
+        "rows": 5, "split": "validation", "length": "sample", "text": drawn, "latent": ddpm, "search": {"candidates": 2},
+        "l2t": {"files": vectors, "texts": ["w1", "w5 w6"], "samples": 2}, "t2l": {"files": lines, "texts": ["w9"]},
+    }  # fmt: skip
+    sampling, model = parse(SamplingConfig, {**given, "unconditional": free}, at="sampling"), make()
+    found = {name: node_of(name)(model, dataset, 3, sampling=sampling) for name in ("l2t", "t2l", "unconditional")}
+    held, own = held_out(dataset, count=5, seed=3, split="validation"), sampling.unconditional
+    how: dict[str, Any] = {
+        "sampler": sampling.text,
+        "search": sampling.search,
+        "length": "sample",
+        "samples": 2,
+        "keep": "all",
+    }
+    inverted = [model.invert(each, seed=3, **how) for each in (held.latents, LATENTS, LATENTS[1:], ["w1", "w5 w6"])]
+    embedded = [model.embed(each, ids=ids, sampler=sampling.latent, seed=3)
+                for each, ids in ((held.texts, held.tokens), (["w1 w2", "w3"], None), (["w4"], None), (["w9"], None))]  # fmt: skip
+    made = model.generate(3, order="latent_first", sampler=own.text, latent_sampler=own.latent, length=5, seed=3)
+    for name, results in (("l2t", inverted), ("t2l", embedded), ("unconditional", [made])):
+        expected, table = pd.concat([each.to_frame() for each in results], ignore_index=True), found[name]
+        same = [*({*expected} & {*table} - {"source"})]
+        pd.testing.assert_frame_equal(table[same], expected[same], check_dtype=False)
+        assert (table.attrs[MADE_BY]["seed"], table.attrs[MADE_BY]["parameters"]["precision"]) == (3, "fp32")
+        assert KEEP not in table.attrs
+        assert {column: str(kind) for column, kind in table.dtypes.items()} == TASKS.load(name).columns
+    rows = found["l2t"][["id", "origin", "source"]].fillna("").to_numpy().tolist()
+    assert (
+        rows[:10:2]
+        == rows[1:10:2]
+        == [[each, "validation", text] for each, text in zip(held.ids, held.texts, strict=True)]
+    )
+    places = [vectors[0]] * 8 + [vectors[1]] * 6
+    assert rows[10:] == [["", place, ""] for place in places] + [
+        ["", "texts", text] for text in ("w1", "w1", "w5 w6", "w5 w6")
+    ]
+    cosines = cosines_of(embedded[0].latents, held.latents)
+    assert found["t2l"]["cosine"].dropna().tolist() == pytest.approx(cosines)
+    train = dataset.rows("train")
+    nearest = (unit(made.latents) @ unit(dataset.values("latents")[train]).T).argmax(axis=1)
+    assert found["unconditional"]["neighbour"].tolist() == [texts[train[place]] for place in nearest]
+    plain = replace(sampling, search=SearchConfig(), l2t=replace(sampling.l2t, texts=()), tasks=("l2t",))
+    for each, how in ((model, plain), (make(encoder=None), replace(plain, search=sampling.search))):
+        embedded_n = node_of("l2t")(each, dataset, 3, sampling=how)["cosine"].notna()
+        assert embedded_n.all() if each is model else not embedded_n.any()
+    assert node_of("unconditional")(model, dataset, 3, sampling=plain).attrs.keys() == {MADE_BY, KEEP}
+
+
+def test_the_model_is_loaded_as_the_section_says_and_fits_the_data(tmp_path: Path) -> None:
+    write_run(tmp_path / "run-1", fingerprints={"tokenizer": "ours"})
+    section = EvaluationConfig(checkpoint="3", use_ema=False, device="cpu", precision="bf16", batch_tokens=7)
+    given: Any = {"name": "run-1"}, tmp_path, SimpleNamespace(fingerprints={"tokenizer": "ours"})
+    model = load_trained(*given, section)
+    assert (model.parts.weights["weights"], model.parts.precision, model.batch_tokens) == ("last", "bf16", 7)
+    changes: Any = ({"checkpoint": "4"}, CheckpointError), ({"device": "cuda:99"}, SamplingError)
+    for change, error in changes:
+        with pytest.raises(error):
+            load_trained(*given, replace(section, **change))
+    with pytest.raises(FingerprintError):
+        load_trained(*given[:2], SimpleNamespace(fingerprints={"tokenizer": "theirs"}), section)
+
+
+@pytest.mark.parametrize(("node", "work"), [
+    (plan_training, "mm_ldlm.training.spec.plan"), (run_training, "mm_ldlm.training.session.run_session"),
+    (prepare_records, "mm_ldlm.data.corpus.ingestion.ingest"), (prepare_records, "mm_ldlm.data.corpus.wrapping.ingest_wrapped"),
+])  # fmt: skip
+def test_a_node_passes_on_all_of_its_arguments(node: Any, work: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    received, done = list[Any](), SimpleNamespace(to_dict=lambda: "done")
+    monkeypatch.setattr(work, lambda *given, **named: received.extend([*given, *named.values()]) or done)
+    monkeypatch.setattr("mm_ldlm.data.encoders.base.side_store", lambda encoder, folder: encoder)
+    kind = SimpleNamespace(wrap="wrapped" if "wrapped" in work else None)
+    given = {name: SimpleNamespace(**vars(kind)) for name in inspect.signature(node).parameters}
+    assert node(**given) in (done, "done")
+    assert {*map(id, given.values())} <= {*map(id, received)}

@@ -129,11 +129,18 @@ def test_certain_samples_differ_in_their_length_the_most_probable_ones_first(mod
     lengths_nk = np.array([len(ids) for ids in made.tokens]).reshape(5, 3)
     assert (lengths_nk == (-log_probs_nN).argsort(axis=1)[:, :3] + 1).all()
     assert [len(ids) for ids in drawn.tokens] == lengths_nk[:, 0].repeat(3).tolist(), "drawn texts of one length"
-    canvases = model.writer._starting_canvases(
-        model.standardised(latents), [2] * 5, SearchConfig(candidates=3, lengths=2)
-    )
-    others_n = [next(length for length in row if length != 2) for row in lengths_nk.tolist()]
-    assert [[*map(len, row)] for row in canvases] == [[2, other, 2] for other in others_n]
+    firsts_n = [(2, row[0])[place % 2] for place, row in enumerate(lengths_nk.tolist())]
+    one_nk, two_nk = (
+        [[len(canvas) for canvas in row] for row in model.writer._starting_canvases(
+            model.standardised(latents), firsts_n, SearchConfig(candidates=3, lengths=count)
+        )]
+        for count in (1, 2)
+    )  # fmt: skip
+    choices = [
+        [first, *(each for each in row if each != first)]
+        for first, row in zip(firsts_n, lengths_nk.tolist(), strict=True)
+    ]
+    assert (one_nk, two_nk) == ([[a] * 3 for a, *_ in choices], [[a, b, a] for a, b, *_ in choices])
     assert len(model.writer.length_log_probs(torch.zeros(5_000, model.dim), rows=5_000)) == 5_000
     assert list(made.texts[::3]) == list(one.texts)
     joint_nk = made.log_probs.reshape(5, 3) + 0.5 * np.take_along_axis(log_probs_nN, lengths_nk - 1, axis=1)
