@@ -128,10 +128,6 @@ def test_an_error_on_purpose_is_one_message_with_commands_for_this_environment(m
     assert "word" not in done.output
 
 
-def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(failing(monkeypatch, KeyError("x")).exception, KeyError)
-
-
 def test_an_artifact_that_cannot_be_loaded_names_the_pipeline_that_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     project = next(hooks for hooks in settings.HOOKS if isinstance(hooks, cli.ProjectHooks))
     monkeypatch.setattr(project, "loading", "records")
@@ -141,6 +137,7 @@ def test_an_artifact_that_cannot_be_loaded_names_the_pipeline_that_writes_it(mon
         for word in ("records", "cannot be read", "again: `kedro run --env=tatoeba --pipeline=ingestion`.")
     ), done.output
     assert len(done.output) < 2000
+    assert isinstance(failing(monkeypatch, KeyError("x")).exception, KeyError), "a defect keeps its traceback"
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS])

@@ -101,17 +101,6 @@ def test_a_pipe_in_the_place_of_an_artifact_is_never_opened(tmp_path: Path, name
             use(name)
 
 
-@pytest.mark.parametrize("content", [b"[]", b"{", b"\xff", b"3", b'{"validation": "long"}', b'{"a":' * 10**4])
-def test_an_artifact_that_was_edited_is_refused_by_its_path(tmp_path: Path, content: bytes) -> None:
-    session = Session(tmp_path)
-    path = Path(session.entries["timings"]["filepath"])
-    path.parent.mkdir(parents=True)
-    path.write_bytes(content)
-    with pytest.raises(DatasetError) as raised:
-        session.run(one("params:seed"))
-    assert str(path) in str(purposeful(raised.value))
-
-
 def test_seconds_of_pipelines_are_kept_until_they_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session, clock = Session(tmp_path), itertools.count(1)
     monkeypatch.setattr("mm_ldlm.app.hooks.time", SimpleNamespace(perf_counter=lambda: next(clock)))

@@ -48,7 +48,7 @@ def test_any_text_becomes_parameters_or_one_refusal(text: str) -> None:
         ("m=[{name: a, env: x}, {name: b}]", {"m": [{"name": "a", "env": "x"}, {"name": "b"}]}), ("t=it's", {"t": "it's"}),
         ("t=a: b #c", {"t": "a: b #c"}), ("t=['it''s, so']", {"t": ["it's, so"]}), ("t=x=y", {"t": "x=y"}),
         ("a={b: 1},a.c=2", {"a": {"b": 1, "c": 2}}), ("a=1,a=2", {"a": 2}), ("a={b: 1},a.b=2", {"a": {"b": 2}}),
-        ("a=null,b=true", {"a": None, "b": True}),
+        ("a=null, b . c =true", {"a": None, "b": {"c": True}}),
         ("t=[it's, so]", {"t": ["it's", "so"]}), ("d=2026-01-01", {"d": "2026-01-01"}), ("t=x[1]", {"t": "x[1]"}),
         ("a=x],,b=1,", {"a": "x]", "b": 1}), ("a=]", {"a": "]"}),
     ],

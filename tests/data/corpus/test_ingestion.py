@@ -161,16 +161,6 @@ def test_the_first_of_two_splits_keeps_a_text(tmp_path: Path) -> None:
     assert out.report["duplicates_by_kind"] == {"in_test_but_for_case": 1}
 
 
-def test_near_duplicates_are_removed_only_where_that_is_asked_for(tmp_path: Path) -> None:
-    texts = [
-        "the quick brown fox jumps over the lazy dog today",
-        "the quick brown fox jumps over the lazy dog todax",
-        "a",
-    ]
-    out = ingested(tmp_path / "b", lines(tmp_path, *texts), near_duplicates={"threshold": 0.7})
-    assert out.report["duplicates_by_kind"] == {"near": 1}
-
-
 def test_limits_in_tokens_drop_truncate_or_split_a_text(tmp_path: Path) -> None:
     text = "one two three four five six seven"
     for treatment, expected in (

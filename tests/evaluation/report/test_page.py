@@ -3,7 +3,6 @@
 import html
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -208,11 +207,3 @@ def test_text_of_figures_cannot_leave_its_element(text: str) -> None:
     (embedded,) = re.findall(r'<script type="application/json" id="plot_x">(.*?)</script>', shown, flags=re.S)
     assert not set("<>\u2028\u2029") & set(embedded)
     assert go.Figure(json.loads(embedded)).data[0].name == text
-
-
-@pytest.mark.parametrize("text", HOSTILE)
-def test_text_of_the_data_is_escaped(text: str, refuses: Callable[..., Any]) -> None:
-    values: dict[str, Any] = {"title": text, "kind": "comparison", "figures": {}}
-    c = {**COMPARISON, "baseline": text, "budget": text}
-    shown = page.rendered("mm_ldlm.evaluation.report/templates/page.html.j2", **values, c=c)
-    assert text == "\u2028" or f"<title>{html.escape(text, quote=False)} – comparison</title>" in shown

@@ -69,14 +69,6 @@ def test_pitfall_27_samples_of_other_weights_are_refused(name: str, run: Run, re
             score(suites()[name], replace(given, samples={**given.samples, task: other}))
 
 
-def test_all_suites_share_no_key_and_no_figure(run: Run) -> None:
-    found = {name: flat_metrics({name: run.metrics(name)}, {}) for name in SUITES}
-    assert sum(map(len, found.values())) == len({key for numbers in found.values() for key in numbers})
-    plots = [plot for name, suite in suites().items()
-             if "skipped" not in run.metrics(name) for plot in suite.figures(run.metrics(name))]  # fmt: skip
-    assert len(plots) == len(set(plots))
-
-
 # -- metrics.json ------------------------------------------------------------------------------------------------------
 
 
