@@ -60,7 +60,9 @@ def test_a_resample_draws_as_many_items_as_there_are(items: int, replicates: int
     counts = np.concatenate(list(Bootstrap(replicates, seed=seed).count_blocks(items)))
     assert counts.shape == (replicates, items)
     assert (counts.sum(axis=1) == items).all()
-    assert (counts == np.concatenate(list(Bootstrap(replicates, seed=seed).count_blocks(items)))).all()
+    again, other = (np.concatenate([*Bootstrap(replicates, seed=s).count_blocks(items)]) for s in (seed, seed + 1))
+    assert (counts == again).all()
+    assert (counts != other).any() or items == 1
 
 
 def test_draws_in_blocks_are_those_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:

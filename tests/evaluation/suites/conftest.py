@@ -78,7 +78,9 @@ def evaluation(write_dataset: Any, tmp_path: Path) -> Evaluation:
         "unconditional": pd.DataFrame({"text": [*free.texts[:-1], " "], "tokens": free.tokens}),
     }
     points = [
-        SweepPoint(label=kind, sampler=text_sampler(kind, steps=2, temperature=1.0), length=length)
+        SweepPoint(
+            label=kind, sampler=text_sampler(kind, steps=2, temperature=1.0), length=length, search=SearchConfig()
+        )
         for kind, length in (("random", 4), ("ancestral", "argmax"))
     ]
     points.append(SweepPoint(label="search", sampler=points[0].sampler, search=SearchConfig(candidates=2)))

@@ -1,5 +1,6 @@
 """Metrics of inversion against the libraries that define them."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -106,7 +107,7 @@ def test_what_the_tokenizer_discards_counts_as_written_only() -> None:
 
 
 @settings(max_examples=20)
-@given(st.lists(rows, min_size=1, max_size=20))
+@given(st.lists(rows | rows.map(lambda row: 5 * row), min_size=1, max_size=20))
 def test_every_sentence_is_in_one_bucket_of_length(texts: list[list[int]]) -> None:
     lines = by_length(table([(text, text) for text in texts]), FEW)
     assert sum(line["rows"] for line in lines) == len(texts)
@@ -126,12 +127,16 @@ def test_the_numbers_are_those_of_the_sentences_that_the_seed_draws(evaluation: 
     part = held.some(5, seed=3)
     for line, point in zip(found["sweep"], given.config.inversion.sweep, strict=True):
         made = model.invert(part.latents, sampler=point.sampler, length=point.length, search=point.search, seed=3)
-        assert line["model_calls"] == made.model_calls.mean()
+        assert (line["model_calls"], line["encoder_calls"]) == (made.model_calls.mean(), made.encoder_calls.mean())
         assert line["cosine"]["value"] == pytest.approx((model.encode(made.texts) * part.latents).sum(axis=1).mean())
         assert line["reference"] == "search"
     train = dataset.values("latents")[sample_rows(dataset.rows("train"), 7, seed=3)]
-    nearest = found["baselines"]["nearest_training_sentence"]["metrics"]["cosine"]["value"]
-    assert nearest == pytest.approx((held.latents @ train.T).max(axis=1).mean())
+    nearest = (held.latents @ train.T).max(axis=1).mean()
+    assert Inversion().numbers(found)["baseline.nearest_training_sentence.cosine"] == pytest.approx(nearest)
+    assert found["baselines"]["bag_of_words"]["training_sentences"] == 7
+    assert [(each["source"], each["rows"]) for each in found["by_source"]] == sorted(Counter(held.sources).items())
+    own = given.samples["l2t"][given.samples["l2t"]["id"].isna()]
+    assert "held-out" in (Inversion().skip_reason(replace(given, samples={"l2t": own})) or "")
     alone = replace(given, model=make(encoder=None))
     assert [(line["label"], line["reference"]) for line in sweep(part, alone)] == [
         ("random", "ancestral"), ("ancestral", "ancestral")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mm_ldlm.core import EvaluationError
 from mm_ldlm.data.held_out import held_out
 from mm_ldlm.evaluation.config import TextFile
+from mm_ldlm.evaluation.suites import flat_metrics
 from mm_ldlm.evaluation.suites.base import Evaluation
 from mm_ldlm.evaluation.suites.likelihood import (
     Likelihood,
@@ -123,7 +124,9 @@ def test_other_texts_are_scored_up_to_the_length_that_the_model_reads(tmp_path: 
 
 
 def test_the_costs_are_those_of_the_sentences_that_the_seed_draws(evaluation: Evaluation) -> None:
-    _, rows = Likelihood().evaluate(evaluation)
+    metrics, rows = Likelihood().evaluate(evaluation)
+    error = per_token(rows["nll"], rows["tokens"])["standard_error"]
+    assert flat_metrics({"likelihood": metrics}, {})["nll.per_token.standard_error"] == pytest.approx(error)
     held = held_out(evaluation.dataset, count=4, seed=3, split="test")
     assert rows["id"].tolist() == [*held.ids]
     for column, latents in (("nll", None), ("nll_given_latent", held.latents)):
