@@ -139,6 +139,8 @@ def test_near_duplicates_are_those_above_the_threshold(remove: Any) -> None:
     assert seen.split_of(config.signature(text + " sun"), split=2) == (2 if remove == "all" else None)
     other = "quite another sentence about ships that sail over the sea at night"
     assert seen.split_of(config.signature(other), split=0) is None
+    seen.add(config.signature(other), split=0)
+    assert seen.split_of(config.signature(f"{other} again"), split=2) == 0
     whole_n = config.signature(text).hashvalues
     assert (config.signature("abcdefg").hashvalues != config.signature("abcdefx").hashvalues).any()
     for end in range(10, len(text)):  # the index alone would also find some that are less similar

@@ -13,7 +13,7 @@ from mm_ldlm.data.corpus import wrapping as module
 from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.tokenizer import TokenizerConfig, WrapConfig
 from mm_ldlm.data.corpus.tokens import build_tokenizer, tokenize_records
-from mm_ldlm.data.corpus.wrapping import ingest_wrapped, wrapped
+from mm_ldlm.data.corpus.wrapping import ingest_wrapped, wrap_of, wrapped
 from mm_ldlm.data.store import Manifest, ShardStore
 
 DOCUMENTS = [f"document {number}: " + "unaffable cats " * (number % 7) for number in range(40)]
@@ -66,6 +66,7 @@ def test_the_texts_have_every_token_of_the_documents_in_order(tmp_path: Path, wr
         assert found == expected[: len(found)]
         assert len(expected) - len(found) < 11
         assert wrapped(texts, tokenizer, parse(WrapConfig, wrap, at="wrap"), length=11)[1] == joined
+    assert wrap_of(ShardStore.open(tmp_path / "tokens")) == WrapConfig(**wrap)
     splits = records.gather("split", slice(None)).to_pylist()
     assert report["wrapped"]["rows"] == {split: splits.count(split) for split in ("train", "validation", "test")}
     assert report["wrapped"]["rest"] == sum(

@@ -91,6 +91,8 @@ def test_an_unusual_bert_has_the_vectors_of_transformers(file: str, change: dict
 def test_pitfall_17_a_prompt_precedes_every_sentence(name: str) -> None:
     found, expected = encoder_of(name, prompt="one two ").encode(["the cat"]), encoder_of(name, prompt="")
     np.testing.assert_allclose(found, expected.encode(["one two the cat"]), atol=1e-6)
+    counts = encoder_of(name, prompt="one two ").count_tokens(["the cat"])
+    assert counts == expected.count_tokens(["one two the cat"]) != expected.count_tokens(["the cat"])
 
 
 @pytest.mark.parametrize(("name", "dim"), [("qwen3", 32), ("library", 5)])
@@ -113,7 +115,9 @@ def test_the_maximum_length_keeps_the_special_tokens(name: str, folder: str) -> 
     whole = encoder_of(name, path=str(folder_of(folder)))
     (cut,), (ids,) = (each.tokenise(["a b c d e f the cat"]) for each in (encoder, whole))
     assert (len(cut), cut[0], cut[-1]) == (6, ids[0], ids[-1])
-    assert encoder_of("library", max_length=6).model.max_seq_length == 6
+    assert encoder.count_tokens(["a b c d e f the cat"]) == [len(ids)]
+    longest = [encoder_of("library", max_length=most).max_length for most in (6, 10_000)]
+    assert longest == [6, encoder_of("library").max_length]
 
 
 @pytest.mark.parametrize("name", ["minilm", "e5"])

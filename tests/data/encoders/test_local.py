@@ -147,10 +147,10 @@ def test_an_encoder_of_the_hub_is_pinned_and_one_that_cannot_be_had_names_what_t
 
 
 def test_weights_of_the_pinned_revision_have_the_pinned_digests(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[str]()
+    asked = list[Any]()
     monkeypatch.setattr(
         "huggingface_hub.snapshot_download",
-        lambda *_, allow_patterns, **__: asked.append(allow_patterns[-1]) or str(bare),
+        lambda *_, allow_patterns, revision, **__: asked.append((allow_patterns[-1], revision)) or str(bare),
     )
     with pytest.raises(EncoderError, match=r"model\.safetensors with sha256 6b9e604e8707.*, found [0-9a-f]{64}"):
         LocalEncoderConfig(name="sonar").locate()
@@ -158,7 +158,9 @@ def test_weights_of_the_pinned_revision_have_the_pinned_digests(bare: Path, monk
     assert chosen.describe()["revision"] == "0" * 40
     (bare / "model.safetensors").unlink()
     LocalEncoderConfig(name="sonar", revision="0" * 40).locate()
-    assert asked == ["*.safetensors"] * 3 + ["pytorch_model*.bin"]
+    first, *others = asked
+    assert first == ("*.safetensors", REGISTRY["sonar"].revision)
+    assert others == [(files, "0" * 40) for files in ("*.safetensors", "*.safetensors", "pytorch_model*.bin")]
 
 
 # -- folders of sentence-transformers ----------------------------------------------------------------------------------

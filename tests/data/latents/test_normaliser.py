@@ -165,7 +165,10 @@ def test_the_range_of_norms_is_that_of_other_rows_and_no_part_of_the_transformat
     assert ((fresh > found.typical[0]) & (fresh < found.typical[1])).mean() > 0.99
     assert found.typical[1] < 1.15**2 * fresh.max()
     assert found.fingerprint == plain.fingerprint
-    assert calibrated(plain, values, rows=np.arange(99), fitted=np.arange(99)) is plain
+    assert [calibrated(plain, values, rows=np.arange(n), fitted=np.arange(99)) is plain for n in (99, 100)] == [
+        True,
+        False,
+    ]
     few, enough = (calibrated(plain, values, rows=np.arange(1000, 2000), fitted=np.arange(n)) for n in (11, 1000))
     assert (found.signature, few.signature) == (None, None)
     wide = values.take(np.arange(2000)).astype(np.float64)
@@ -173,7 +176,10 @@ def test_the_range_of_norms_is_that_of_other_rows_and_no_part_of_the_transformat
     assert save(enough.signature.arrays()) == save(expected.arrays())  # type: ignore[union-attr]
 
 
-def test_what_cannot_be_fitted_or_transformed_is_refused(tmp_path: Path, refuses: Any) -> None:
+def test_what_cannot_be_fitted_or_transformed_is_refused(
+    tmp_path: Path, refuses: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(normaliser, "_READ_ROWS", 5)
     x = drawn(20)
     x[7, 1] = np.nan
     with refuses(StoreError, "row 7"):
@@ -218,7 +224,7 @@ def test_a_saved_normaliser_is_the_same_and_damage_is_refused(kind: str, tmp_pat
 def test_a_given_normaliser_is_taken_as_it_is_if_the_vectors_have_its_dimension(tmp_path: Path, refuses: Any) -> None:
     first = fitted(tmp_path / "first", drawn(), "whitening")
     first.save(path := tmp_path / "saved")
-    assert fitted(tmp_path / "second", drawn(seed=1), "standard", path=str(path)).fingerprint == first.fingerprint
+    assert fitted(tmp_path / "second", drawn(seed=1), "one_scale", path=str(path)).fingerprint == first.fingerprint
     with refuses(StoreError, "normaliser.path", first.dim, first.dim - 1):
         fitted(tmp_path / "third", drawn(dim=first.dim - 1), "standard", path=str(path))
 

@@ -63,6 +63,7 @@ ALTERED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "noise": ("noised", lambda x: noised(x, 0.2)),
     "noise that was added": ("noised", lambda x: x + noise_of(x, 1.2)),
     "float16": ("quantised", lambda x: x.astype(np.float16)),
+    "bfloat16": ("quantised", lambda x: (x.view(np.uint32) & 0xFFFF0000).view(np.float32)),
     "eight bits": ("quantised", lambda x: rounded(x, 255)),
     "three levels": ("quantised", lambda x: rounded(x, 3)),
     "signs": ("quantised", lambda x: np.where(x < 0, -1, 1) / DIM**0.5),
@@ -113,6 +114,8 @@ def test_a_few_random_vectors_among_many_are_named_by_their_rows() -> None:
     flagged = {*np.flatnonzero(found.unlike).tolist()}
     assert flagged <= rows
     assert len(flagged) >= 0.8 * len(rows)
+    random_nd = unit(np.random.default_rng(1).normal(size=(2_600, DIM)))
+    assert not recognise(np.concatenate([SPACE.draw(2_000), random_nd]), OWN).usable, "the last ones count as well"
     odd = unit(SPACE.draw(50) + 2 * OWN.axes_kd[~OWN.empty_k][0])  # which leave the empty axes empty
     assert OWN.energies(odd).mean() > 1
     assert not OWN.unlike(odd).any()
