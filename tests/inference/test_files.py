@@ -21,10 +21,10 @@ def test_a_text_is_a_line_and_a_blank_line_is_refused_by_its_number(tmp_path: Pa
     assert read_texts(file) == ["w1 w2", "w3\u2028w4"]
     file.write_bytes(b"")
     assert read_texts(file) == []
-    (tmp_path / "table.csv").write_text("text\nw1\n")
+    (tmp_path / "table.CSV").write_text("text\nw1\n")
     for raw in (b"\xe9", b"w1\n\n \nw2", b"\n"):
         file.write_bytes(raw)
-        for name in ("a.txt", "table.csv", "none.txt", "."):
+        for name in ("a.txt", "table.CSV", "none.txt", "."):
             with pytest.raises(SamplingError):
                 read_texts(tmp_path / name)
     file.write_bytes(b"w1\n\n \nw2")
@@ -119,7 +119,8 @@ def test_a_name_of_the_package_means_the_same_model_everywhere_and_a_path_a_fold
     export(source_of(Path("../run"), Path(DEFAULT)), Path(DEFAULT))
     for name, expected in ((DEFAULT, package), (f"./{DEFAULT}", Path(DEFAULT)), (Path(DEFAULT), Path(DEFAULT))):
         caplog.clear()
-        assert MMLDLM.from_pretrained(name, device="cpu").parts.checkpoint == expected
+        made = MMLDLM.from_pretrained(name, device="cpu", batch_tokens=9)
+        assert (made.parts.checkpoint, made.batch_tokens) == (expected, 9)
         assert len(caplog.records) == (expected == package), "a folder of the same name is not ignored silently"
     assert run_of(f"./{DEFAULT}") == Path(DEFAULT)
     os.chdir(package.parent)

@@ -36,6 +36,7 @@ def test_a_traced_request_has_the_same_answer_and_the_way_to_it(
     model = MMLDLM(model.parts, model.encoder, batch_tokens=batch_tokens)
     plain, found = REQUESTS[name](model), REQUESTS[name](model.traced())
     assert plain.traces is None
+    assert {trace.steps[-1].cosine is None for trace in found.traces} == {found.cosines is None}
     same(dataclasses.replace(found, traces=None), plain, exactly=True)
     for trace, tokens in zip(found.traces, found.tokens, strict=True):
         assert trace.steps[-1].words == tuple(model.tokenizer.written(token) for token in tokens)

@@ -25,7 +25,7 @@ def test_a_finished_run_continues_to_higher_limits_and_is_not_that_of_other_para
         launched.clear()
         fingerprint = "" if seconds is None else first.fingerprint
         write_status(runs / "mine", "finished", step, seconds=seconds, fingerprint=fingerprint)
-        run_session(planned(run_name="mine", **keys).to_dict(), runs)
+        assert run_session(planned(run_name="mine", **keys).to_dict(), runs)["step"] == step
         return bool(launched)
 
     runs, launched, first = tmp_path / "runs", list[Any](), planned(run_name="mine")

@@ -137,12 +137,14 @@ def test_a_session_that_is_killed_at_any_time_continues_to_the_same_weights(seco
 def test_a_run_folder_tells_its_whole_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = SimpleNamespace(dist=SimpleNamespace(name="shapes-of-a-test", version="1.2"))
     monkeypatch.setattr("mm_ldlm.training.worker.registered", lambda: [package])
-    run = go(task.spec(checkpoint={"every_steps": 4, "keep_last": 2}), tmp_path)
+    run = go(task.spec(checkpoint={"every_steps": 2, "keep_last": 1, "keep_every": 4}), tmp_path)
     found = read_status(run)
     assert (found.status, found.step, found.fingerprint) == ("finished", 10, task.spec().fingerprint)
     assert found.seconds
     assert [event["event"] for event in read_events(run / status.LOG)][-1] == "end"
-    assert sorted(path.name for path in (run / "checkpoints").glob("step-*")) == ["step-00000008", "step-00000010"]
+    assert sorted(path.name for path in (run / "checkpoints").glob("step-*")) == [
+        f"step-{step:08d}" for step in (4, 8, 10)
+    ]
     config = json.loads((run / "config.json").read_text())
     versions = config.pop("versions")
     assert (versions["torch"], versions["shapes-of-a-test"]) == (torch.__version__, "1.2")

@@ -32,7 +32,7 @@ from mm_ldlm.data.latents.store import schema as latent_schema
 from mm_ldlm.data.store import Shard, ShardStore, write_store
 from mm_ldlm.data.validation import checks
 from mm_ldlm.data.validation.checks import DATA_CHECKS, DataCheck
-from mm_ldlm.data.validation.findings import Finding, ValidationConfig, enforce, plain
+from mm_ldlm.data.validation.findings import Finding, ValidationConfig, enforce, failing_rows, plain
 from mm_ldlm.data.validation.subject import Subject
 
 WORDS = ("the", "cat", "dog", "sat", "on", "mat", "ran", "red", "blue", "green", "house", "one")
@@ -223,7 +223,7 @@ class FirstRows(DataCheck):
 
 class Refusing(Latents):
     def check(self, store: ShardStore, records: ShardStore) -> Iterator[Finding]:
-        yield Finding("warning", "refused", "These texts have no sound.", failing=np.arange(ROWS - 9, ROWS))
+        yield Finding("warning", "refused", "These texts have no sound.", failing=np.arange(ROWS - 20, ROWS))
 
 
 @pytest.mark.parametrize("count", [4, 5, 30])
@@ -240,7 +240,8 @@ def test_a_run_stops_if_too_many_rows_fail(
     monkeypatch.setattr(Shard, "is_intact", lambda *_: pytest.fail("reads every byte"))
     outcome = broken.validate(inputs, plan, max_quarantine_fraction=4 / ROWS, verify_checksums=False)
     assert (outcome.report["passed"], outcome.report["statistics"]) == (count == 4, {"rows": count})
-    assert {check: len(rows) for check, rows in outcome.failing.items()} == {"first": count, "refused": 9}
+    assert {check: len(rows) for check, rows in outcome.failing.items()} == {"first": count, "refused": 20}
+    assert outcome.report["valid"] == ROWS - len({*range(count), *range(ROWS - 20, ROWS)}), "a row with two reasons"
     assert errors(outcome) == ({"quarantine"} if count > 4 else set())
     for stopped in named(outcome, "quarantine"):
         assert "zero vectors" in stopped["message"], "the cause is in the message"
@@ -261,6 +262,8 @@ def test_every_failed_contract_is_reported_with_its_remedy(refuses: Any) -> None
     with refuses(ValidationError, "1 row is wrong", "Do this", "2 rows are wrong", "Do that", "0, 1, 2, 3, 4"):
         enforce(report)
     enforce({"findings": [each for each in report["findings"] if each["severity"] != "error"]})
+    again = Finding("error", "first", "Another row is wrong.", failing=np.array([3, 11]))
+    assert failing_rows([*found, again])["first"].tolist() == [*range(9), 11]
 
 
 # -- what belongs together ---------------------------------------------------------------------------------------------

@@ -171,6 +171,20 @@ def test_embedding_comes_near_the_encoder(learned: MMLDLM) -> None:
 ORDERS: Any = [("text_first", None), ("latent_first", None), ("latent_first", 3), ("together", 3)]
 
 
+def test_a_search_draws_at_its_temperature_and_its_children_take_its_steps(
+    model: MMLDLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, write = set[Any](), type(model.model).write
+
+    def watched(*given: Any, sampler: Any, **named: Any) -> Any:
+        used.add((sampler.temperature, sampler.steps))
+        return write(*given, sampler=sampler, **named)
+
+    monkeypatch.setattr(type(model.model), "write", watched)
+    model.invert(np.eye(3, 6), search=SearchConfig(candidates=2, rounds=2, temperature=0.5, steps=3))
+    assert used == {(0.0, 4), (0.5, 4), (0.5, 3)}
+
+
 def test_guidance_takes_twice_the_calls_and_each_modality_its_own(learned: MMLDLM, model: MMLDLM) -> None:
     vectors = learned.encode(TEXTS)
     plain, guided = (learned.invert(vectors, sampler=text_sampler("random", guidance=scale)) for scale in (1.0, 1.5))

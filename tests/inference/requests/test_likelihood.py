@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.inference.runs import make
 
-from mm_ldlm.core import parse_kind
+from mm_ldlm.core import SamplingError, parse_kind
 from mm_ldlm.inference.api import MMLDLM
 from mm_ldlm.inference.loading import Parts
 from mm_ldlm.models.base import DataShape, TextAndLatentOutput
@@ -101,6 +101,7 @@ def test_an_exact_likelihood_is_one_draw_without_an_error() -> None:
 def test_the_error_is_that_of_the_mean_of_the_draws_and_one_has_none(model: MMLDLM) -> None:
     assert np.isnan(model.score(["w1"], draws=1).standard_errors).all()
     scores = model.score(["w1 w2 w3", "w4 w5 w6 w7"], draws=4)
+    assert (model.score(scores.texts, draws=4, seed=1).draw_nll != scores.draw_nll).any()
     assert scores.standard_errors == pytest.approx(scores.draw_nll.std(axis=0, ddof=1) / 2), "the root of their number"
     assert (scores.draw_masked <= scores.tokens).all()
     assert (scores.draw_correct <= scores.draw_masked).all()
@@ -118,4 +119,7 @@ def test_a_text_is_scored_given_its_own_latent(model: MMLDLM, unit_latents: Any)
     together = make(batch_tokens=3).score(texts, latents=latents, draws=2)
     assert together.nll == pytest.approx(model.score(texts, latents=latents, draws=2).nll, rel=1e-4)
     swapped = model.score(texts, latents=latents[::-1], draws=2)
-    assert not np.allclose(together.nll[[0, 2]], swapped.nll[[0, 2]])
+    for part in ("token_nll", "length_nll"):
+        assert not np.allclose(getattr(together, part)[[0, 2]], getattr(swapped, part)[[0, 2]]), part
+    with pytest.raises(SamplingError, match="3 vectors"):
+        model.score(texts, latents=unit_latents(4))
