@@ -5,7 +5,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -96,19 +95,6 @@ def test_a_file_of_options_in_another_form_is_refused(
     assert done.exit_code == 1
     assert "Error" in done.output
     assert not called
-
-
-def test_a_file_of_options_that_is_none_is_refused_without_its_password(called: list[dict[str, Any]]) -> None:
-    done = call("--config", "http://user:S3cret@host/run.yml")
-    assert done.exit_code == 1
-    assert "does not exist" in done.output
-    assert "S3cret" not in done.output
-
-
-def test_every_option_of_kedro_is_there_with_a_help() -> None:
-    assert [each.name for each in RUN.params] == [each.name for each in cli.kedro_run.params]
-    assert "tatoeba+mdlm" in call("--help").output
-    assert not [each.name for each in RUN.params if isinstance(each, click.Option) and not each.help]
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

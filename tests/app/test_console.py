@@ -2,7 +2,6 @@
 
 import functools
 import io
-import json
 import os
 import re
 import subprocess
@@ -25,9 +24,6 @@ from mm_ldlm.app import console
 from mm_ldlm.app.commands import COMMANDS
 from mm_ldlm.app.console import commands, messages_only
 from mm_ldlm.core import Registry, SamplingError
-from mm_ldlm.inference import files
-from mm_ldlm.inference.exporting import export, source_of
-from mm_ldlm.inference.files import DEFAULT
 from mm_ldlm.inference.results import Texts
 from mm_ldlm.sampling.registry import LATENT_SAMPLERS, TEXT_SAMPLERS
 
@@ -279,16 +275,3 @@ def test_a_line_has_an_answer_or_the_request_is_refused(lines: list[str], end: s
     assert done.exit_code == (1 if blank else 0), done.output
     assert len(done.stdout.splitlines()) == (0 if blank else len(lines))
     assert not blank or f"({', '.join(blank)})" in done.output
-
-
-def test_the_model_of_the_package_answers_within_calls_where_no_run_is_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    export(source_of(Path("run"), Path("package") / DEFAULT), Path("package") / DEFAULT)
-    monkeypatch.setattr(files, "PRETRAINED", folder / "package")
-    words = ("invert", "latents.npy", "--calls", "9", "--format", "jsonl", "--device", "cpu")
-    done, named = call(*words), call(*words, "--run", DEFAULT)
-    assert done.exit_code == 0, done.output
-    assert [line["model_calls"] <= 9 for line in map(json.loads, done.stdout.splitlines())] == [True] * 3
-    assert done.stdout == named.stdout
-    assert len([each for each in caplog.records if each.name == files.log.name]) == 1

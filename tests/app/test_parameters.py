@@ -77,15 +77,6 @@ def test_every_environment_owns_its_part_of_the_paths() -> None:
     assert all(len(paths(environment)) <= 1 for environment in ENVIRONMENTS if environment != "base")
 
 
-def test_pitfall_24_every_overlay_keeps_the_siblings_of_what_it_sets() -> None:
-    base = parameters("base")
-    for environment in ENVIRONMENTS:
-        found = parameters(environment)
-        for section in base:
-            if isinstance(base[section], dict) and base[section].get("kind") == found[section].get("kind"):
-                assert base[section].keys() <= found[section].keys(), (environment, section)
-
-
 def test_pitfall_15_every_key_of_every_configuration_is_read_somewhere() -> None:
     names, ends, starts = set[str](), set[str](), set[str]()
     for file in (PROJECT / "src").rglob("*.py"):

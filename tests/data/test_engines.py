@@ -51,9 +51,3 @@ def test_an_engine_gives_every_result_once(kind: str, monkeypatch: pytest.Monkey
     config = ENGINES.load(kind)()
     with config.started() as engine:
         conforms(engine)
-
-
-@pytest.mark.parametrize("kind", list(ENGINES))
-def test_a_configuration_names_its_kind_and_starts_nothing(kind: str) -> None:
-    config = ENGINES.load(kind)()
-    assert config.kind == kind

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -160,17 +159,6 @@ def test_ranks_end_with_torchrun_when_it_is_killed(project: Path, tmp_path: Path
     assert not survivors(launcher, after=0.0)
 
 
-@pytest.mark.slow
-def test_twenty_early_kills_of_a_training_leave_no_process(
-    run_kedro: Callable[..., Any], workshop: Path, project: Path
-) -> None:
-    run_kedro("run", "--env=test", "--pipelines=ingestion,embedding,validation")
-    for number in range(20):
-        params = f"--params=training.run_name=early-{number},training.launch.processes=2,tracking.enabled=false"
-        launcher = start(project, workshop, "-m", "kedro", "run", "--env=test", "--pipeline=training", params)
-        assert not survivors(launcher, after=0.1 + 2.9 * number / 19), number
-
-
 def test_a_child_finds_its_package_in_any_folder_and_imports_nothing_after_its_parent(tmp_path: Path) -> None:
     (tmp_path / "a:b").mkdir()
     (tmp_path / "a:b" / "mm_ldlm").symlink_to(Path(entry.__file__).parents[1])
@@ -216,20 +204,6 @@ def on_hosts(namespaces: list[str], *arguments: str, workshop: Path, project: Pa
     ]  # fmt: skip
     printed = [host.communicate(timeout=600)[0] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], "\n".join(text[-2000:] for text in printed)
-
-
-@pytest.mark.slow
-def test_embedding_on_two_hosts_equals_one(
-    namespaces: list[str], run_kedro: Callable[..., Any], workshop: Path, project: Path
-) -> None:
-    run_kedro("run", "--env=test", "--pipelines=ingestion,embedding", "--params=tracking.enabled=false")
-    features = workshop / "data" / "test" / "04_feature"
-    expected = {path: path.read_bytes() for path in features.rglob("part-*.arrow")}
-    expected |= {path: path.read_bytes() for path in features.rglob("manifest.json")}
-    shutil.rmtree(features)
-    params = ("--pipeline=embedding", "--params=tracking.enabled=false")
-    on_hosts(namespaces, *params, workshop=workshop, project=project, port=29523)
-    assert {path: path.read_bytes() for path in expected} == expected
 
 
 @pytest.mark.slow

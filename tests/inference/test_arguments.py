@@ -208,16 +208,6 @@ def test_files_of_vectors_are_read_or_refused(
             model.invert(Path(name))
 
 
-def test_a_request_leaves_what_it_was_given_as_it_was(model: MMLDLM) -> None:
-    latents, texts = LATENTS.copy(), ["w1", "w2 w3", "w4", "w5"]
-    before = latents.copy(), list(texts)
-    model.invert(latents)
-    model.edit(texts, targets=latents)
-    model.infill(["[MASK] w1"] * 4, latents=latents)
-    assert np.array_equal(latents, before[0])
-    assert texts == before[1]
-
-
 def test_what_no_machine_can_do_is_refused_before_it_is_begun(model: MMLDLM, refuses: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Free", (), {"available": 10**7}))
     for call in (

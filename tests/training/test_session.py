@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mm_ldlm.core import CheckpointError, ConfigurationError, FingerprintError, StoreError, WorkerFailed
+from mm_ldlm.core import ConfigurationError, FingerprintError, WorkerFailed
 from mm_ldlm.data.dataset_manifest import Dataset
 from mm_ldlm.training import session
 from mm_ldlm.training.data import open_data, token_counts
-from mm_ldlm.training.session import read_status, run_session, write_status
+from mm_ldlm.training.session import run_session, write_status
 from mm_ldlm.training.spec import TrainingSpec
 
 Plan = Callable[..., TrainingSpec]
@@ -45,15 +45,6 @@ def test_a_finished_run_continues_to_higher_limits_and_is_not_that_of_other_para
         trains(60.5)
 
 
-@pytest.mark.slow
-def test_a_failure_is_that_of_the_rank(planned: Plan, tmp_path: Path) -> None:
-    spec = dataclasses.replace(planned(), dataset="../nothing")
-    with pytest.raises(WorkerFailed, match=r"rank 0 on \S+ failed before the first step: .*nothing") as raised:
-        run_session(spec.to_dict(), tmp_path / "runs")
-    assert raised.value.error_class == StoreError.__name__
-    assert read_status(tmp_path / "runs" / spec.name).status == "failed"
-
-
 def test_pitfall_25_data_that_changed_after_the_plan_are_refused(
     planned: Plan, tmp_path: Path, refuses: Callable[..., Any]
 ) -> None:
@@ -81,13 +72,3 @@ def test_the_data_of_a_run_are_those_of_the_dataset(
     assert counts[spec.shape.pad_id] == 0
     tokens = data.train.tokens(rows, length=spec.shape.max_length)
     assert all(int((tokens == index).sum()) == count for index, count in enumerate(counts.tolist()) if count)
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"status": 3}', '{"status": "running", "step": "x"}', "{"])
-def test_a_damaged_status_is_refused(text: str, tmp_path: Path, refuses: Callable[..., Any]) -> None:
-    assert read_status(tmp_path).status == "absent"
-    write_status(tmp_path, "running", 3)
-    assert (read_status(tmp_path).status, read_status(tmp_path).step) == ("running", 3)
-    (tmp_path / "status.json").write_text(text)
-    with refuses(CheckpointError, "status.json"):
-        read_status(tmp_path)

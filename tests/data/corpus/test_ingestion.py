@@ -153,14 +153,6 @@ def test_splits_have_their_fractions_and_rows_that_a_source_holds_out_are_divide
     assert abs(divided.count("test") / len(held) - 0.75) < 0.05
 
 
-def test_the_first_of_two_splits_keeps_a_text(tmp_path: Path) -> None:
-    sources = [lines(tmp_path, "One", "two", name="held", split="test"), lines(tmp_path, "one", "three", name="own")]
-    sources[1]["split"] = "train"
-    out = ingested(tmp_path, *sources)
-    assert [(row["text"], row["split"]) for row in out.rows] == [("One", "test"), ("two", "test"), ("three", "train")]
-    assert out.report["duplicates_by_kind"] == {"in_test_but_for_case": 1}
-
-
 def test_limits_in_tokens_drop_truncate_or_split_a_text(tmp_path: Path) -> None:
     text = "one two three four five six seven"
     for treatment, expected in (

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,17 +103,6 @@ def test_a_saved_folder_restores_the_tokenizer(tokenizer: TextTokenizer, tmp_pat
         assert (loaded.fingerprint, loaded.max_length) == (each.fingerprint, 64)
         texts = [*CORPUS, "[MASK] zebra ü"]
         assert loaded.encode(texts) == each.encode(texts)
-
-
-def test_a_saved_folder_needs_only_the_tokenizers_package(tmp_path: Path) -> None:
-    BERT.with_vocabulary(np.arange(2000)).save(tmp_path / "saved")
-    code = (
-        "import sys; sys.modules.update(dict.fromkeys(['transformers', 'datasets', 'kedro']))\n"
-        "from mm_ldlm.data.corpus.tokenizer import TextTokenizer\n"
-        f"print(TextTokenizer.load({str(tmp_path / 'saved')!r}).fingerprint)"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == TextTokenizer.load(tmp_path / "saved").fingerprint
 
 
 @pytest.mark.parametrize(

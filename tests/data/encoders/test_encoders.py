@@ -141,14 +141,6 @@ def test_a_source_language_reaches_the_tokenizer() -> None:
     assert english.fingerprint != french.fingerprint
 
 
-def test_lanes_change_no_bit() -> None:
-    encoder = encoder_of("minilm", batch_rows=2)
-    encoder.lanes = 1
-    expected = encoder.encode(SENTENCES * 3)
-    encoder.lanes = 3
-    np.testing.assert_array_equal(encoder.encode(SENTENCES * 3), expected)
-
-
 def test_a_forked_process_encodes_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """More threads would wait for ever for those that did not survive the fork."""
     monkeypatch.setattr(device, "SMALL", 0)  # a large model takes all threads

@@ -231,13 +231,6 @@ def test_a_wrong_manifest_is_refused(change: str, whole: Path, refuses: Any) -> 
         ShardStore.open(whole)
 
 
-def test_a_folder_without_a_store_or_of_another_kind_is_refused(whole: Path, refuses: Any) -> None:
-    with refuses(StoreError, "'records'", "'toy'"):
-        ShardStore.open(whole, "records")
-    with refuses(StoreError, "does not exist"):
-        ShardStore.open(whole / "none")
-
-
 @pytest.mark.parametrize("wrong", ["another column", "another type", "no batch", "two batches", "nulls", "twice"])
 def test_a_shard_of_other_columns_is_refused(wrong: str, tmp_path: Path, refuses: Any) -> None:
     whole = pa.table({"a": pa.array([1], pa.int32())})
