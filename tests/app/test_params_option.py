@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_ldlm.app.params_option import nested, parse_params
+from mm_ldlm.app.params_option import parse_params
 from mm_ldlm.core import ConfigurationError, setting
 
 KEYS = st.text(string.ascii_lowercase, min_size=1, max_size=5)
@@ -75,7 +75,3 @@ def test_documented_forms_are_read(text: str, expected: dict[str, Any]) -> None:
 def test_a_fault_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--params"):
         parse_params(text)
-
-
-def test_keys_of_a_file_of_options_may_have_dots() -> None:
-    assert nested({"a.b": 1, "a": {"c": {"d.e": 2}}}) == {"a": {"b": 1, "c": {"d.e": 2}}}

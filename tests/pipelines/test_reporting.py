@@ -228,11 +228,10 @@ def test_tasks_ask_for_the_sentences_files_and_texts_of_their_parameters(write_d
     assert rows[10:] == [["", place, ""] for place in places] + [
         ["", "texts", text] for text in ("w1", "w1", "w5 w6", "w5 w6")
     ]
-    cosines = cosines_of(embedded[0].latents, held.latents)
-    assert found["t2l"]["cosine"].dropna().tolist() == pytest.approx(cosines)
-    train = dataset.rows("train")
-    nearest = (unit(made.latents) @ unit(dataset.values("latents")[train]).T).argmax(axis=1)
-    assert found["unconditional"]["neighbour"].tolist() == [texts[train[place]] for place in nearest]
+    assert found["t2l"]["cosine"].dropna().tolist() == pytest.approx(cosines_of(embedded[0].latents, held.latents))
+    among = unit(made.latents) @ unit(dataset.values("latents")[dataset.rows("train")]).T
+    nearest = dataset.rows("train")[among.argmax(axis=1)]
+    assert found["unconditional"]["neighbour"].tolist() == [texts[row] for row in nearest]
     plain = replace(sampling, search=SearchConfig(), l2t=replace(sampling.l2t, texts=()), tasks=("l2t",))
     for each, how in ((model, plain), (make(encoder=None), replace(plain, search=sampling.search))):
         embedded_n = node_of("l2t")(each, dataset, 3, sampling=how)["cosine"].notna()
