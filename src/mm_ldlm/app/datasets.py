@@ -173,7 +173,7 @@ class TokenizerDataset(AtPath):
 
 
 class ValidatedDataset(AtPath):
-    """Dataset of a folder with `dataset.json`; it loads as `data.dataset_manifest.Dataset`. Saving receives folders by name."""
+    """Dataset of a folder with `dataset.json`; it loads as a `Dataset`, and saving receives folders by name."""
 
     def load(self) -> Dataset | None:
         return None if self._optional and not self._exists() else Dataset.open(self._path)

@@ -90,9 +90,12 @@ def test_a_layout_that_was_written_is_read_back(
     order = [row for split in ("test", "validation", "train") for row in made.rows if row["split"] == split]
     assert [{**row, "source": ""} for row in back.rows] == [{**row, "source": ""} for row in order]
     if name == "out":
-        tokens = [np.load(tmp_path / name / f"tokens/{split}/00000000.npz")["input_ids"].tolist() for split in counts]
+        tokens = [
+            np.load(tmp_path / name / f"tokens/{split}/00000000.npz")["input_ids"].tolist()
+            for split in made_here["rows"]
+        ]
         first = {row["split"]: row["text"] for row in reversed(made.rows)}
-        assert tokens == [ids[:6] for ids in TOKENIZER.encode([first[split] for split in counts])]
+        assert tokens == [ids[:6] for ids in TOKENIZER.encode([first[split] for split in made_here["rows"]])]
     found = opened(tmp_path / name, latents=True)
     assert [Path(row.file).stem for row in found] == [f"{number:08d}" for number in (0, 1, 0, 0, 1, 2)], "in each split"
     vectors = dict(zip([row["text"] for row in made.rows], latents.fixed("latent").take(slice(None)), strict=True))
