@@ -112,9 +112,9 @@ class Linear(nn.Linear):
             nn.init.zeros_(self.bias)
 
 
-def modulate(x_BLD: Tensor, shift_BD: Tensor, scale_BD: Tensor) -> Tensor:
+def modulate(x_BLD: Tensor, shift_BD: Tensor, scale_BD: Tensor, *, epsilon: float = EPSILON) -> Tensor:
     """Apply LayerNorm without affine parameters, then x(1 + scale) + shift, in float32."""
-    normed_BLD = F.layer_norm(x_BLD.float(), x_BLD.shape[-1:], eps=EPSILON)
+    normed_BLD = F.layer_norm(x_BLD.float(), x_BLD.shape[-1:], eps=epsilon)
     return torch.addcmul(shift_BD.float().unsqueeze(1), normed_BLD, 1 + scale_BD.float().unsqueeze(1))
 
 

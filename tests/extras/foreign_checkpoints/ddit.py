@@ -22,8 +22,8 @@ UNKNOWN, MASK = WORDS, WORDS + 1
 V = WORDS + 2
 
 
-def weights(rows: int = V) -> dict[str, Tensor]:
-    """Draw weights of the DiT, under its names."""
+def weights(rows: int = V, states: int = 0) -> dict[str, Tensor]:
+    """Draw weights of the DiT, under its names; with `states`, of one that also reads and predicts states of this size."""
     shapes: dict[str, tuple[int, ...]] = {
         "vocab_embed.embedding": (rows, D), "output_layer.norm_final.weight": (D,),
         "rotary_emb.cos_cached": (1, LENGTH, 3, 1, D // HEADS),
@@ -34,6 +34,10 @@ def weights(rows: int = V) -> dict[str, Tensor]:
         shapes |= {block + "norm1.weight": (D,), block + "norm2.weight": (D,), block + "attn_qkv.weight": (3 * D, D),
                    block + "attn_out.weight": (D, D)}  # fmt: skip
         linears |= {block + "mlp.0": (4 * D, D), block + "mlp.2": (D, 4 * D), block + "adaLN_modulation": (6 * D, C)}
+    if states:
+        shapes |= {"latent_embed.norm_final.weight": (states,), "latent_output_layer.norm_final.weight": (D,)}
+        linears |= {"latent_embed.linear": (D, states), "latent_embed.adaLN_modulation": (2 * states, C),
+                    "latent_output_layer.linear": (states, D), "latent_output_layer.adaLN_modulation": (2 * D, C)}  # fmt: skip
     shapes |= {f"{name}.weight": shape for name, shape in linears.items()}
     shapes |= {f"{name}.bias": shape[:1] for name, shape in linears.items()}
     draw = torch.Generator().manual_seed(0)
@@ -41,18 +45,19 @@ def weights(rows: int = V) -> dict[str, Tensor]:
 
 
 def reference(
-    w: Mapping[str, Tensor], tokens_BS: Tensor, read: Tensor, time_B: Tensor, position_S: Tensor | None = None
-) -> Tensor:
-    """Compute the logits (B, S, V) of the DiT: LayerNorm with ε = 1e-5, rotary positions by halves.
+    w: Mapping[str, Tensor], tokens_BS: Tensor, time_B: Tensor, *, read: Tensor | None = None,
+    position_S: Tensor | None = None, states_BSd: Tensor | None = None, output: str = "output_layer",
+) -> Tensor:  # fmt: skip
+    """Compute the logits (B, S, V) of the DiT, or another `output`: LayerNorm with ε = 1e-5, rotary positions by halves.
 
-    `read` is true where a position (row) reads another (column), broadcast to (B, 1, S, S).
+    `read` is true where a position (row) reads another (column), broadcast to (B, 1, S, S); None reads all.
     """
 
     def linear(x: Tensor, name: str) -> Tensor:
         return F.linear(x, w[f"{name}.weight"], w.get(f"{name}.bias"))
 
     def norm(x: Tensor, name: str, shift: Tensor, scale: Tensor) -> Tensor:
-        return F.layer_norm(x, [D]) * w[f"{name}.weight"] * (1 + scale) + shift
+        return F.layer_norm(x, x.shape[-1:]) * w[f"{name}.weight"] * (1 + scale) + shift
 
     frequency = torch.exp(-math.log(10_000) * torch.arange(128) / 128)
     features = torch.cat([torch.cos(time_B[:, None] * frequency), torch.sin(time_B[:, None] * frequency)], dim=1)
@@ -66,7 +71,13 @@ def reference(
         one, two = x.chunk(2, dim=-1)
         return (x * cos + torch.cat([-two, one], dim=-1) * sin).transpose(1, 2)
 
+    def layer(x: Tensor, name: str) -> Tensor:
+        shift, scale = linear(c, f"{name}.adaLN_modulation")[:, None].chunk(2, -1)
+        return linear(norm(x, f"{name}.norm_final", shift, scale), f"{name}.linear")
+
     x = w["vocab_embed.embedding"][tokens_BS]
+    if states_BSd is not None:
+        x = x + layer(states_BSd, "latent_embed")
     for block in (f"blocks.{n}." for n in range(DEPTH)):
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = linear(c, block + "adaLN_modulation")[:, None].chunk(6, -1)
         qkv = linear(norm(x, block + "norm1", shift, scale), block + "attn_qkv").view(B, S, 3, HEADS, E)
@@ -75,13 +86,7 @@ def reference(
         x = x + gate * linear(attended.reshape(B, S, D), block + "attn_out")
         inner = F.gelu(linear(norm(x, block + "norm2", mlp_shift, mlp_scale), block + "mlp.0"), approximate="tanh")
         x = x + mlp_gate * linear(inner, block + "mlp.2")
-    shift, scale = linear(c, "output_layer.adaLN_modulation")[:, None].chunk(2, -1)
-    return linear(norm(x, "output_layer.norm_final", shift, scale), "output_layer.linear")
-
-
-def everything(tokens_BS: Tensor) -> Tensor:
-    """Every position reads every other."""
-    return torch.ones(1, 1, tokens_BS.shape[1], tokens_BS.shape[1], dtype=torch.bool)
+    return layer(x, output)
 
 
 def masked_cross_entropy(logits_BLV: Tensor, clean_BL: Tensor, noisy_BL: Tensor, t_BL: Tensor) -> Tensor:
@@ -104,6 +109,11 @@ def clean_and_times() -> tuple[Tensor, Tensor]:
     )
 
 
+def masked(clean_BL: Tensor, t: Tensor) -> Tensor:
+    """Mask each token with the probability t, which is broadcast to (B, L)."""
+    return clean_BL.masked_fill(torch.rand(clean_BL.shape, generator=torch.Generator().manual_seed(1)) < t, MASK)
+
+
 def folder(place: Path, content: Any, settings: Any, *, name: str = "model.pt") -> Path:
     """Write what a trainer leaves: weights, tokenizer and configuration."""
     base = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)} | {"[UNK]": UNKNOWN}, unk_token="[UNK]"))
@@ -115,16 +125,18 @@ def folder(place: Path, content: Any, settings: Any, *, name: str = "model.pt") 
     return place
 
 
-def proves(place: Path, settings: Mapping[str, Any], *, tolerance: float = 1e-4, **outputs: Tensor) -> dict[str, Any]:
+def proves(
+    place: Path, settings: Any, *, tolerance: float = 1e-4, theirs: Any = None, **outputs: Tensor
+) -> dict[str, Any]:
     """Import weights with these outputs of the original code, and return the configuration of the run.
 
     The differences that the import states must be below `tolerance`.
     """
-    path = folder(place / "theirs", weights(), settings)
+    path = folder(place / "theirs", theirs or weights(), settings)
     torch.save({name: value.detach() for name, value in outputs.items()}, path / "reference.pt")
     found = import_checkpoint(path, place / "run").differences
     assert found is not None
-    assert 0 < found.logits < tolerance, found
+    assert 0 < found.predictions < tolerance, found
     assert found.bound < tolerance, found
     assert found.largest > 0.5
     config: dict[str, Any] = json.loads((place / "run" / "config.json").read_text())

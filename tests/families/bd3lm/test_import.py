@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.extras.foreign_checkpoints import ddit
-from tests.extras.foreign_checkpoints.ddit import LENGTH, MASK
+from tests.extras.foreign_checkpoints.ddit import LENGTH
 
 from mm_ldlm import MMLDLM
 
@@ -16,15 +16,11 @@ def test_logits_and_loss_of_blocks_given_the_clean_blocks_before_them(length: in
     clean, _ = ddit.clean_and_times()
     draw = torch.Generator().manual_seed(1)
     t = (0.1 + 0.9 * torch.rand(4, LENGTH // length, generator=draw)).repeat_interleave(length, dim=1)
-    noisy = clean.masked_fill(torch.rand(clean.shape, generator=draw) < t, MASK)
-    read = torch.zeros(2 * LENGTH, 2 * LENGTH, dtype=torch.bool)
-    for i in range(LENGTH):
-        for j in range(LENGTH):
-            read[i, j] = i // length == j // length
-            read[i, LENGTH + j] = j // length < i // length
-            read[LENGTH + i, LENGTH + j] = j // length <= i // length
+    noisy, block = ddit.masked(clean, t), torch.arange(LENGTH) // length
+    same, before = block[:, None] == block, block[:, None] > block
+    read = torch.cat([torch.cat([same, before], 1), torch.cat([torch.zeros_like(same), same | before], 1)])
     both, places = torch.cat([noisy, clean], dim=1), torch.arange(LENGTH).repeat(2)
-    logits = ddit.reference(ddit.weights(), both, read, torch.zeros(4), places)[:, :LENGTH]
+    logits = ddit.reference(ddit.weights(), both, torch.zeros(4), read=read, position_S=places)[:, :LENGTH]
     lightning = {
         "algo": {"name": "bd3lm", "cross_attn": True, "time_conditioning": False, "ignore_bos": True},
         "model": {"n_heads": 2, "length": LENGTH}, "block_size": length,

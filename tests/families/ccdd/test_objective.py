@@ -1,6 +1,9 @@
-"""CCDD: what the model receives in training, in a likelihood and in joint sampling, what the sampler promises, and the rows of states."""
+"""CCDD: what the model receives in training, in a likelihood and in joint sampling, what the sampler promises, the rows of states, and
+imported checkpoints."""
 
 import itertools
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,16 +15,19 @@ from hypothesis import strategies as st
 from tests.components import random_batch, root_of
 from tests.data.encoders.tiny import WORDS as WORDS_OF_TEXTS
 from tests.data.encoders.tiny import folder_of
+from tests.extras.foreign_checkpoints import ddit
 from tests.sampling.toys import MASK, PAD, build, canvas, context, rows
 from torch import Tensor
 
-from mm_ldlm.core import SamplingError
+from mm_ldlm import MMLDLM
+from mm_ldlm.core import CheckpointError, SamplingError
 from mm_ldlm.data.encoders import REGISTRY, LocalEncoderConfig, load_encoder
 from mm_ldlm.data.encoders.transformer import TransformerEncoder
 from mm_ldlm.data.features import Inputs
 from mm_ldlm.data.store import ShardStore
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import Flow
+from mm_ldlm.extras.foreign_checkpoints.importing import import_checkpoint
 from mm_ldlm.families.ccdd import token_states
 from mm_ldlm.families.ccdd.objective import StatesDenoiser
 from mm_ldlm.sampling.denoising import Canvas
@@ -196,3 +202,41 @@ def test_the_states_of_records_are_those_of_their_tokens_in_shards_of_whole_reco
         states_nd[: made.tokenizer.max_length].tolist() for _, states_nd in expected
     ]
     assert len(store) == sum(lengths)
+
+
+# -- imported checkpoints ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "scales"),
+    [
+        ("flow_linear", lambda t: (1 - t, t)),
+        ("vp_linear", lambda t: ((1 - t).sqrt(), t.sqrt())),
+        ("old", lambda t: (1 - t, ((2 - t) * t).sqrt())),
+    ],
+    ids=["flow_linear", "vp_linear", "old"],
+)
+def test_an_imported_checkpoint_has_the_logits_states_and_loss_of_its_definition(
+    schedule: str, scales: Callable[[Tensor], Any], tmp_path: Path, refuses: Callable[..., Any]
+) -> None:
+    clean, t = ddit.clean_and_times()
+    noisy, weights = ddit.masked(clean, t[:, None]), ddit.weights(states=6)
+    states = torch.randn(*clean.shape, 6, generator=torch.Generator().manual_seed(2))
+    logits, predicted = (
+        ddit.reference(weights, noisy, t, states_BSd=states, output=layer)
+        for layer in ("output_layer", "latent_output_layer")
+    )
+    loss = ddit.masked_cross_entropy(logits, clean, noisy, t[:, None])
+    settings: dict[str, Any] = {
+        "model": {"type": "mdit", "diffusion_process": "coevolutionary", "cont_schedule": schedule, "n_heads": 2},
+        "training": {"p_drop_continuous": 0.2, "p_u_max": 0.0},
+    }
+    outputs = {"tokens": noisy, "clean": clean, "t": t, "states": states, "logits": logits, "loss": loss}
+    ddit.proves(tmp_path, settings, theirs=weights, predicted_states=predicted, **outputs)
+    made: Any = MMLDLM.from_run(tmp_path / "run", device="cpu")
+    torch.testing.assert_close(tuple(made.model.schedule.scales(t)), scales(t))
+    assert [len(text.split()) for text in made.generate(2, length=6, seed=0).texts] == [6, 6]
+    assert made.score(["w1 w2"]).likelihood == "given_length"
+    incomplete = ddit.folder(tmp_path / "incomplete", weights, {**settings, "training": {}})
+    with refuses(CheckpointError, "training.p_drop_continuous"):
+        import_checkpoint(incomplete, tmp_path / "none")

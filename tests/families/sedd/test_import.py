@@ -25,8 +25,8 @@ OTHER: dict[str, Any] = {"algo": {"name": "sedd", "parameterization": "score", "
 def test_absorbing_scores_and_their_loss(settings: dict[str, Any], tmp_path: Path) -> None:
     clean, t = ddit.clean_and_times()
     sigma = -torch.log(1 - 0.999 * t.double())
-    noisy = clean.masked_fill(torch.rand(clean.shape, generator=torch.Generator().manual_seed(1)) < t[:, None], MASK)
-    logits = ddit.reference(ddit.weights(), noisy, ddit.everything(noisy), sigma.float())
+    noisy = ddit.masked(clean, t[:, None])
+    logits = ddit.reference(ddit.weights(), noisy, sigma.float())
     odds = 1 / torch.expm1(sigma)[:, None, None]
     score = odds * logits.double().exp()[..., :MASK] / (V - 1)
     ratio = odds * torch.nn.functional.one_hot(clean, V - 1)
@@ -43,7 +43,7 @@ def test_uniform_scores_and_their_loss(tmp_path: Path) -> None:
     draw = torch.Generator().manual_seed(1)
     moved = torch.rand(clean.shape, generator=draw) < -torch.expm1(-sigma)[:, None]
     noisy = torch.where(moved, torch.randint(0, V, clean.shape, generator=draw), clean)
-    logits = ddit.reference(ddit.weights(), noisy, ddit.everything(noisy), sigma.float())
+    logits = ddit.reference(ddit.weights(), noisy, sigma.float())
     other = -torch.expm1(-sigma)[:, None, None] / V
     chance = other + torch.exp(-sigma)[:, None, None] * torch.nn.functional.one_hot(clean, V)
     ratio = chance / chance.gather(2, noisy[..., None])

@@ -32,7 +32,7 @@ def test_logits_and_the_integrand_of_the_bound(conditioned: bool, trainer: dict[
     draw = torch.Generator().manual_seed(1)
     moved = torch.rand(clean.shape, generator=draw) > alpha[:, None]
     noisy = torch.where(moved, torch.randint(0, V, clean.shape, generator=draw), clean)
-    logits = ddit.reference(ddit.weights(), noisy, ddit.everything(noisy), -alpha.log().float() * conditioned)
+    logits = ddit.reference(ddit.weights(), noisy, -alpha.log().float() * conditioned)
 
     def ratios(x0: torch.Tensor) -> torch.Tensor:
         chance = alpha[:, None, None] * x0 + (1 - alpha)[:, None, None] / V

@@ -34,10 +34,10 @@ def import_checkpoint(source: str, run: str, like: str | None, **given: Any) -> 
         click.echo(
             "Nothing was compared with outputs of the original code (reference.pt next to its weights)."
             if (found := made.differences) is None
-            else f"Compared with {found.file}: logits differ by at most {found.logits:.1e} (the largest is "
-            f"{found.largest:.3g}), the bound by at most {found.bound:.1e} nats per token."
+            else f"Compared with {found.file}: predictions differ by at most {found.predictions:.1e} (the largest "
+            f"logit is {found.largest:.3g}), the bound by at most {found.bound:.1e} nats per token."
         )
-        if found is not None and found.logits > 1e-3 * found.largest:
+        if found is not None and found.predictions > 1e-3 * found.largest:
             click.echo(
                 "This is not the function of the original code. Compare --timesteps, --heads and the tokenizer, and "
                 "make the reference with the averaged weights if the checkpoint has them.",

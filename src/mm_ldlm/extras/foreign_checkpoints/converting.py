@@ -19,13 +19,14 @@ from mm_ldlm.extras.foreign_checkpoints.parameter_names import (
     ROUNDING,
     Format,
     Rule,
+    extended,
     is_ddit,
     matches,
     summary,
     without_time,
 )
 from mm_ldlm.extras.foreign_checkpoints.proving import Differences
-from mm_ldlm.extras.foreign_checkpoints.trainers import timeless
+from mm_ldlm.extras.foreign_checkpoints.trainers import trainer_of_kind
 
 ROTARY = {"rotary_emb.inv_freq": 2, "rotary_emb.cos_cached": 1}
 """Tables of rotary positions, and how many dimensions of a head each of their last columns stands for."""
@@ -98,8 +99,12 @@ def convert(
 
 def _format(options: Mapping[str, Any]) -> Format:
     """Return the format for a model with these options."""
-    kind = options.get("kind")
-    return without_time(kind) if kind in timeless() else DDIT
+    trainer = trainer_of_kind(kind := options.get("kind"))
+    if trainer is None:
+        return DDIT
+    if trainer.timesteps == "constant":
+        return without_time(str(kind))
+    return extended(trainer.rules, zeros=trainer.zeros, options=trainer.model)
 
 
 def head_dim_of(found: Mapping[str, Tensor]) -> int | None:

@@ -26,6 +26,7 @@ from mm_ldlm.extras.foreign_checkpoints.trainers import (
     TIME,
     TOKENIZER,
     Trainer,
+    filled,
     first,
     flat,
     schedule_of,
@@ -83,7 +84,9 @@ def import_checkpoint(
             _load(root, replace(found, tensors=found.averages), config)
             tensors["ema.safetensors"] = _copied(root)
         if trainer is not None:
-            converted = replace(converted, differences=compare(root, trainer.reads, found.file.parent))
+            converted = replace(
+                converted, differences=compare(root, trainer.reads, trainer.predicts, found.file.parent)
+            )
         _write(run, tensors, found, converted, config, parts)
     return converted
 
@@ -105,7 +108,7 @@ def _described(
         return run_config(own, own), own, None
     if ddit:
         settings = flat(found.settings)
-        trainer = trainer_of(settings, found.file)
+        trainer = trainer_of(settings, found.tensors, found.file)
         return _ddit(found, temporary, settings, trainer, **given), temporary, trainer
     raise CheckpointError(
         f"{found.file}: the names of its {len(found.tensors)} parameters have no known format "
@@ -178,7 +181,7 @@ def _ddit(
 ) -> dict[str, Any]:  # fmt: skip
     """Derive the configuration of a run from the shapes of its parameters and the configuration of its training."""
     tensors = found.tensors
-    marks = (*parameter_names.DDIT.marks, "blocks.0.mlp.0.weight")
+    marks = (*parameter_names.DDIT.marks, "blocks.0.mlp.0.weight", *trainer.fields.values())
     matrices = [name for name in tensors for mark in marks if parameter_names.matches(mark, name)]
     if wrong := [name for name in matrices if tensors[name].ndim != 2 or not tensors[name].numel()]:
         raise CheckpointError(
@@ -204,17 +207,22 @@ def _ddit(
         **parameter_names.DDIT.options, **_timesteps(found.file, timesteps, settings, trainer, schedule),
         "dim": dim, "depth": depth, "heads": heads, "conditioning_dim": len(tensors["sigma_map.mlp.0.weight"]),
         "mlp_ratio": len(tensors["blocks.0.mlp.0.weight"]) / dim if "blocks.0.mlp.0.weight" in tensors else 4.0,
-        **{name: settings.get(value[1:]) if value.startswith("$") else value for name, value in trainer.model.items()},
+        **filled(trainer.model, settings),
     }  # fmt: skip
-    process = {"kind": "absorbing", **trainer.objective.get("process", {}), "schedule": schedule}
+    process = {"kind": "absorbing", "schedule": schedule, **trainer.objective.get("process", {})}
     try:
         model = parse_kind(MODELS, options, at="model")
         objective = parse_kind(
-            OBJECTIVES, {**trainer.objective, "process": process, "length_weight": 0.0}, at="objective"
+            OBJECTIVES,
+            {**filled(trainer.objective, settings), "process": process, "length_weight": 0.0},
+            at="objective",
         )
     except ConfigurationError as error:
         raise CheckpointError(f"{found.file}: its shapes belong to no model here: {error}") from None
-    shape = DataShape(vocab_size=words.vocab_size, pad_id=words.pad_id, mask_id=words.mask_id, max_length=max_length)
+    fields = {field: (tensors[name].shape[-1],) for field, name in trainer.fields.items()}
+    shape = DataShape(
+        vocab_size=words.vocab_size, pad_id=words.pad_id, mask_id=words.mask_id, max_length=max_length, fields=fields
+    )
     return {"model": to_dict(model), "objective": to_dict(objective), "shape": shape, "encoder": {},
             "fingerprints": {"tokenizer": words.fingerprint}}  # fmt: skip
 

@@ -169,6 +169,18 @@ DDIT = Format(
 )
 
 
+TRANSFORMS: dict[str, Transform] = {"same": _same, "scaled": _scaled, "with_norms": _with_norms}
+"""Transforms by the names that tables of trainers have for them"""
+
+
+def extended(rules: Mapping[str, Sequence[str]], *, zeros: tuple[str, ...], options: Mapping[str, Any]) -> Format:
+    """Return the format of a model with further parts; each rule is a name here, a transform and names there."""
+    more = (Rule(ours, tuple(theirs), TRANSFORMS[made]) for ours, (made, *theirs) in rules.items())
+    return dataclasses.replace(
+        DDIT, rules=(*DDIT.rules, *more), zeros=(*DDIT.zeros, *zeros), options={**DDIT.options, **options}
+    )
+
+
 def without_time(kind: str) -> Format:
     """Return the format for a model of another kind that reads no timestep, and whose conditioning is a constant."""
     made = {

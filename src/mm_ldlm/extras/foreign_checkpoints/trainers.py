@@ -1,14 +1,15 @@
 """Trainers whose checkpoints can be imported, and what becomes of every key of their configurations.
 
-All of them train the network of the format `ddit`. A trainer is a table: the objective that has its function here, and
-the values of the keys by which its configurations are recognised. Families contribute theirs to `TRAINERS`.
+All of them train the network of the format `ddit`, some with further parts. A trainer is a table: the objective that
+has its function here, and the values of the keys by which its configurations are recognised. Families contribute theirs
+to `TRAINERS`.
 """
 
 import dataclasses
 import fnmatch
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ class Trainer:
     when: Mapping[str, tuple[Any, ...]]
     """Permitted values of keys, which a configuration has or lacks"""
     objective: Mapping[str, Any]
-    """Its options, with their kinds"""
+    """Its options, with their kinds; "$key" is the value of a key"""
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Options in addition to the format's; "$key" is the value of a key"""
     timesteps: str | None = None
@@ -38,6 +39,18 @@ class Trainer:
     """The token of a row beyond the tokenizer's ids"""
     reads: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"t_B": "t"})
     """Arguments of the model besides the noisy tokens, by their names in a reference"""
+    predicts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Outputs of the model besides the logits, by their names in a reference"""
+    keys: Sequence[tuple[Any, ...]] = ()
+    """Its own keys, as `Keys`; they precede `KEYS`"""
+    needs: tuple[str, ...] = ()
+    """Keys that a configuration must have"""
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Fields of the data, and the matrices there that read them; a checkpoint must have these"""
+    rules: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    """Parameters besides the format's, as of `parameter_names.extended`"""
+    zeros: tuple[str, ...] = ()
+    """Parameters here that are zero, besides the format's"""
 
 
 MDLM: dict[str, Any] = {
@@ -123,21 +136,31 @@ def trainers() -> tuple[Trainer, ...]:
     return tuple(Trainer(**TRAINERS.load(name)) for name in TRAINERS)
 
 
-def timeless() -> set[str]:
-    """Return the kinds of models without an option for the timestep."""
-    return {each.model["kind"] for each in trainers() if each.timesteps == "constant"}
+def trainer_of_kind(kind: Any) -> Trainer | None:
+    """Return the trainer of models of a kind; None for models with the format's own options."""
+    return next((each for each in trainers() if each.model.get("kind") == kind), None)
 
 
-def trainer_of(settings: Mapping[str, Any], file: Path) -> Trainer:
-    """Return the trainer of a configuration, given as `flat` makes it.
+def trainer_of(settings: Mapping[str, Any], names: Collection[str], file: Path) -> Trainer:
+    """Return the trainer of a configuration, given as `flat` makes it, and of parameters with these names.
 
     Raises:
-        CheckpointError: a key or a value has no meaning here.
+        CheckpointError: a key or a value has no meaning here, or a necessary key is missing.
     """
+    given = {key: settings[key] for key in SELECTORS if key in settings}
+    fitting = [
+        each
+        for each in trainers()
+        if all(settings[key] in values for key, values in each.when.items() if key in settings)
+        and given.keys() <= each.when.keys()
+        and {*each.fields.values()} <= {*names}
+    ]
+    found = max(fitting, key=lambda each: len(each.fields), default=None)
+    keys = (*(Keys(*each) for each in (() if found is None else found.keys)), *KEYS)
     for key, value in settings.items():
-        rule = next((each for each in KEYS for name in each.names.split() if fnmatch.fnmatchcase(key, name)), None)
+        rule = next((each for each in keys for name in each.names.split() if fnmatch.fnmatchcase(key, name)), None)
         if rule is None:
-            known = [name for each in KEYS for name in each.names.split()]
+            known = [name for each in keys for name in each.names.split()]
             raise CheckpointError(
                 f"{file}: its configuration has the key {show(key, 80)} ({show(value, 60)}), which the import "
                 f"does not know.{nearest(key, known)} If the outputs of the model do not depend on it, save the "
@@ -148,15 +171,18 @@ def trainer_of(settings: Mapping[str, Any], file: Path) -> Trainer:
                 f"{file}: expected {key} ({rule.use}) to be {' or '.join(map(str, rule.only))}, found "
                 f"{show(value, 60)}. No model of this project computes that function."
             )
-    given = {key: settings[key] for key in SELECTORS if key in settings}
-    for each in trainers():
-        fits = all(settings[key] in values for key, values in each.when.items() if key in settings)
-        if fits and given.keys() <= each.when.keys():
-            return each
-    raise CheckpointError(
-        f"{file}: no trainer with {', '.join(f'{k}: {show(v, 60)}' for k, v in given.items())} is known here. If an "
-        "objective here has the same function, train one step with it and the same model, and import by --like RUN."
-    )
+    if found is None:
+        raise CheckpointError(
+            f"{file}: no trainer with {', '.join(f'{k}: {show(v, 60)}' for k, v in given.items())} is known here. If "
+            "an objective here has the same function, train one step with it and the same model, and import by --like "
+            "RUN."
+        )
+    if lacking := [key for key in found.needs if key not in settings]:
+        raise CheckpointError(
+            f"{file}: expected {' and '.join(lacking)} in the configuration, because the names of the parameters do "
+            "not show the value. Put the config.yaml of the training next to the weights."
+        )
+    return found
 
 
 def schedule_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,6 +190,12 @@ def schedule_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     kind = NOISES[first(settings, *NOISE, "algo.noise_schedule.name") or "loglinear"]
     names = {"epsilon": "noise.eps"} if kind == "log_linear" else {n: f"noise.{n}" for n in ("sigma_min", "sigma_max")}
     return {"kind": kind} | {ours: float(settings[key]) for ours, key in names.items() if key in settings}
+
+
+def filled(options: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the values "$key" of options by the values of these keys."""
+    named = {name: value[1:] for name, value in options.items() if isinstance(value, str) and value.startswith("$")}
+    return {**options, **{name: settings.get(key) for name, key in named.items()}}
 
 
 def first(settings: Mapping[str, Any], *keys: str) -> Any:

@@ -8,7 +8,7 @@ N longest length.
 """
 
 from collections.abc import Container
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,11 +17,14 @@ from torch.nn import functional as F
 from mm_ldlm.core import config
 from mm_ldlm.models.attention import key_mask
 from mm_ldlm.models.base import DataShape, build_on_meta
-from mm_ldlm.models.blocks import Linear
+from mm_ldlm.models.blocks import Linear, modulate
 from mm_ldlm.models.dit import DiTOptions, TextTransformer
 from mm_ldlm.models.embeddings import TIME_FEATURES, Conditioner, NullEmbedding
 from mm_ldlm.models.heads import LengthPrior, Modulated
 from mm_ldlm.models.parts import tag
+
+STATE_EPSILON = 1e-5
+"""Added to the variance of a state by `state_adaln`, as in the authors' code; no weight can compensate for another ε"""
 
 
 class Output(NamedTuple):
@@ -41,10 +44,16 @@ class TextAndStatesModel(Protocol):
 
 @config
 class CcddConfig(DiTOptions):
-    """Kind `ccdd`: a DiT that reads and predicts a text and the states of its tokens."""
+    """Kind `ccdd`: a DiT that reads and predicts a text and the states of its tokens.
+
+    Attributes:
+        state_adaln: normalise the noised state of each token, and modulate it by the timesteps, before its linear
+            layer, as the authors' code does.
+    """
 
     interface: ClassVar[type] = TextAndStatesModel
     kind: str = "ccdd"
+    state_adaln: bool = False
 
     def build(self, shape: DataShape, *, generator: torch.Generator) -> "Ccdd":
         """Build the model on the CPU in float32; see `models.base.ModelConfig.build`.
@@ -62,6 +71,10 @@ class Ccdd(TextTransformer):
     def __init__(self, config: CcddConfig, shape: DataShape, state_dim: int) -> None:
         super().__init__(config, shape)
         self.state_encoder = tag(Linear(state_dim, config.dim), "state_encoder", input=True)
+        self.state_modulation: Any = None
+        if config.state_adaln:
+            modulation = Linear(config.condition_dim, 2 * state_dim, gain=0.0)
+            self.state_modulation = tag(modulation, "state_encoder")
         self.null_state = tag(NullEmbedding(state_dim), "null_state", occasional=True)
         self.state_time = tag(Conditioner(TIME_FEATURES, config.condition_dim), "conditioning")
         self.state_head = tag(Modulated(config, config.dim, state_dim), "state_head")
@@ -93,6 +106,9 @@ class Ccdd(TextTransformer):
         """
         z_BLd = self.null_state.replace(states_BLd.float(), null_state_B)
         c_BC = self.time(self.time_features(t_text_B)) + self.state_time(self.time_features(t_state_B))
+        if self.state_modulation is not None:
+            shift_Bd, scale_Bd = self.state_modulation(F.silu(c_BC)).chunk(2, dim=-1)
+            z_BLd = modulate(z_BLd, shift_Bd, scale_Bd, epsilon=STATE_EPSILON)
         states_BLD = self.state_encoder(z_BLd).float()
         x_BLD = self.hidden(tokens_BL, mask=key_mask(valid_BL), c_BC=c_BC, added_BLD=states_BLD)
         logits = self.head(x_BLD, c_BC=c_BC, logits_at=logits_at) if "text" in heads else None

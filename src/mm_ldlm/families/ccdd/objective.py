@@ -108,6 +108,18 @@ class JointStatesConfig(DiffusionSampler):
 # -- objective ---------------------------------------------------------------------------------------------------------
 
 
+@config
+class Power(GaussianSchedule):
+    """Kind `power`: signal² = (1 − t)^exponent; with 1 it is α_t of masking at a constant rate."""
+
+    kind: str = "power"
+    exponent: PositiveFloat = 1.0
+
+    def scales(self, t: Tensor) -> Scales:
+        log_signal2 = self.exponent * torch.log1p(-t)
+        return Scales(torch.exp(log_signal2 / 2), torch.sqrt(-torch.expm1(log_signal2)))
+
+
 T_MIN = 1e-3
 """Smallest timestep of states with a separate timestep."""
 
@@ -146,11 +158,11 @@ class CcddObjectiveConfig(TextDiffusionConfig):
         """See `objectives.base.ObjectiveConfig.capabilities`."""
         require_interface(self, model, TextAndStatesModel)
         no_lengths, drops = untrained_lengths(self, given=None), self.condition_dropout > 0
-        uses = {"unconditional": True, "infill": drops, "score": drops and no_lengths is None}
+        uses = {"unconditional": True, "infill": drops, "score": drops}
         return Capabilities(
             uses=frozenset(use for use, able in uses.items() if able),
             fields=self.fields,
-            likelihood="bound",
+            likelihood="bound" if no_lengths is None else "given_length",
             untrained_lengths={"unconditional": no_lengths},
             process=self.process,
             guided=frozenset({"unconditional"} if drops else ()),
