@@ -118,11 +118,12 @@ def test_the_command_serves_all_runs_on_their_device_under_every_name_of_its_add
     runs, seen = [write_run(tmp_path / name) for name in "ab"], list[Any]()
     monkeypatch.setattr(MMLDLM, "from_run", lambda run, device: seen.append((run, device)) or model)
 
-    def run(server: Any, sockets: Any) -> None:
-        seen.append(server.config.app)
+    def interrupted(app: Any) -> None:
+        seen.append(app)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("uvicorn.Server.run", run)
+    monkeypatch.setattr("uvicorn.Config", lambda app, **_: app)  # it would configure the logging of this process
+    monkeypatch.setattr("uvicorn.Server", interrupted)
     words = [*(f"--run={run}" for run in runs), "--host=0.0.0.0", "--port=0", "--device=cuda:7", "--no-browser"]
     assert CliRunner().invoke(commands, ["explore", *words]).exit_code == 0
     assert seen[:-1] == [(run, "cuda:7") for run in runs]

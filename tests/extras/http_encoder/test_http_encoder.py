@@ -126,8 +126,8 @@ def test_the_attempts_are_counted_and_one_error_ends_all_requests(service: Servi
 
 
 def test_certificates_are_checked_and_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Any] = {}
-    monkeypatch.setattr(client.httpx2, "AsyncHTTPTransport", lambda **given: seen.update(given))
+    seen, plain = dict[str, Any](), client.httpx2.AsyncHTTPTransport
+    monkeypatch.setattr(client.httpx2, "AsyncHTTPTransport", lambda **given: seen.update(given) or plain(**given))
     client.Client("https://host", headers={}, connections=1, requests_per_minute=None, timeout=1, retries=0, max_wait=1)
     assert (seen["verify"], seen["trust_env"]) == (TRUSTED(), False)
 

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import inspect
 import json
+import logging
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -319,7 +321,9 @@ def test_the_command_serves_the_checkpoint_within_its_limits_and_needs_its_key(m
     seen = list[Any]()
     monkeypatch.setattr(MMLDLM, "from_run", lambda run, **how: seen.append(how) or make())
     monkeypatch.setattr("mm_ldlm.extras.service.app.build", lambda model, bounds, key: seen.append((bounds, key)))
-    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
+    monkeypatch.setattr("uvicorn.Config", lambda *_, **__: None)  # it would configure the logging of this process
+    monkeypatch.setattr("uvicorn.Server", lambda config: SimpleNamespace(run=lambda sockets: None))
+    monkeypatch.setattr(logging.getLogger("mm_ldlm.inference"), "setLevel", print)  # other tests read its warnings
     monkeypatch.setenv("OWN_KEY", "")
     words = ["serve", "--port=0", "--checkpoint=best", "--device=cpu", "--max-rows=3", "--key-variable=OWN_KEY"]
     assert (CliRunner().invoke(commands, words).exit_code, seen) == (1, [])
