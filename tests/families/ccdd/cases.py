@@ -8,5 +8,8 @@ INPUTS = {
     "states_BLd": lambda model, batch, draw: torch.randn(*batch.tokens_BL.shape, 3, generator=draw),
     "null_state_B": lambda model, batch, draw: torch.arange(len(batch.tokens_BL)) % 2 == 1,
 }
-OPTIONS = {("objectives", "ccdd"): [{}, {"timesteps": "separate", "state_loss": "min_snr"}]}
+OPTIONS = {
+    ("objectives", "ccdd"): [{}, {"timesteps": "separate", "state_loss": "min_snr"}],
+    ("models", "ccdd"): [{}, {"state_adaln": True}],
+}
 MODELS = {"ccdd": {"kind": "ccdd"}}
