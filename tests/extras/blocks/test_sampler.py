@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sampling.toys import MASK, PAD, canvas, context, on, rows, watching
+from tests.sampling.toys import MASK, PAD, build, canvas, context, on, rows, watching
 
 from mm_ldlm.core import ConfigurationError, SamplingError
 from mm_ldlm.sampling.registry import text_sampler
@@ -72,10 +72,12 @@ def test_one_block_is_the_inner_sampler() -> None:
     assert blocks(4, guidance=2.0).guidance == 2.0
 
 
-def test_what_cannot_be_a_block_is_refused() -> None:
+def test_what_cannot_be_a_block_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SamplingError, match="block_length 9"):
         blocks(9).sample(on(context(), canvas(20), window=8))
     with pytest.raises(ConfigurationError, match="blocks"):
         text_sampler("blocks", inner={"kind": "blocks", "inner": INNER})
     with pytest.raises(ConfigurationError, match="inner"):
         text_sampler("blocks")
+    monkeypatch.setattr(type(blocks(4).inner), "refusal", lambda self, process: "it does not fit")
+    assert blocks(4).refusal(build().traits) == "it does not fit"

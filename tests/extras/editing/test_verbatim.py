@@ -1,14 +1,20 @@
 """Infilling and editing change nothing outside their gaps."""
 
 import re
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.inference.runs import DIM, make
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
+from mm_ldlm.extras.editing import infilling, interpolation
 from mm_ldlm.extras.editing.verbatim import rewritten, with_masks
+from mm_ldlm.sampling.registry import text_sampler
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +123,25 @@ def test_editing_keeps_the_letters_and_spaces_of_the_text(
     wordpiece: TextTokenizer, text: str, changes: dict[int, str], expected: str
 ) -> None:
     assert edited(wordpiece, text, changes) == expected
+
+
+def test_requests_pass_their_options_to_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked, again = make(), list[Any](), infilling.remask
+    write, invert, latents = model.writer.write, interpolation.invert, np.eye(2, DIM, dtype=np.float32)
+    monkeypatch.setattr(model.writer, "write", lambda of, **how: asked.append(how) or write(of, **how))
+    monkeypatch.setattr(interpolation, "invert", lambda model, of, **how: asked.append(how) or invert(model, of, **how))
+    monkeypatch.setattr(infilling, "remask", lambda of, ids, **how: asked.append(how) or again(of, ids, **how))
+    how: Any = {"sampler": "random", "steps": 3, "temperature": 0.5, "seed": 7}
+    model.infill(["w1 [MASK]", "[MASK] w2"], latents=latents, **how)
+    edited = model.edit(["w1 w2 w3", "w4 w5"], targets=latents, strength=0.4, reembed=True, **how)
+    assert edited.cosines is not None
+    for each in asked:
+        assert torch.equal(each.pop("latents_nd"), model.standardised(latents))
+    written = {"sampler": text_sampler("random", steps=3, temperature=0.5), "seed": 7}
+    assert asked == [written, {"strength": 0.4, "seed": 7}, written]
+    passed = {"sampler": "random", "length": 4, "reembed": True, "seed": 7}
+    model.interpolate(latents[:1], latents[1:], **passed)
+    assert asked[3] == passed
 
 
 WRITTEN = st.text(alphabet="aAé龘 .,'!-\"\n9zZ([ſß", max_size=30)

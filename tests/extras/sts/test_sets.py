@@ -76,6 +76,11 @@ def test_a_file_that_cannot_be_read_completely_is_refused(
         load_sts(source(tmp_path / "f"))
 
 
+def test_a_tab_in_a_sentence_divides_no_table_of_commas(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text('a,b,1\nc,"d\te",2\n')
+    assert as_pairs(load_sts(source(tmp_path / "f"))) == [("a", "b", 1), ("c", "d\te", 2)]
+
+
 def test_latin_1_folders_and_missing_files_are_refused(tmp_path: Path, refuses: Callable[..., Any]) -> None:
     (tmp_path / "f").write_bytes(FILES["csv"].encode("latin-1"))
     for place in (tmp_path / "f", tmp_path, tmp_path / "none"):
@@ -126,3 +131,5 @@ def test_sets_and_files_of_sts_have_different_names(refuses: Callable[..., Any])
     both["files"] = {"b": "g"}
     sources = parse(StsConfig, both, at="evaluation.sts").sources
     assert [(source.name, source.format, source.path) for source in sources] == [("a", "stsb", "f"), ("b", "stsb", "g")]
+    of_hub = StsConfig(sets=(StsSource(format="hub", name="c", path="org/set"), *sources[:1]), files=both["files"])
+    assert [*of_hub.input_files()] == [("files.b", "g"), ("sets[1].path", "f")]

@@ -48,21 +48,6 @@ def test_patches_are_squares_of_neighbouring_pixels(rows: int, columns: int, sid
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("pooled", [True, False])
-@torch.no_grad()
-def test_each_modality_reads_the_other(kind: str, pooled: bool) -> None:
-    """Pitfall 1: also without the MLPs of the pooled conditions, by attention only."""
-    net, asked = made(kind, pooled_conditions=pooled), inputs()
-    out = net(**asked)
-    assert (out.logits.shape, out.latent_Bd.shape, out.length_logits.shape) == ((3, 6, 23), (3, P), (3, 10))
-    moved = net(**asked | {"latents_Bd": asked["latents_Bd"].flip(1)})
-    assert ((moved.logits - out.logits).abs().amax(dim=(1, 2)) > 1e-4).all()
-    other = asked["tokens_BL"].clone()
-    other[:, 0] = 2 + (other[:, 0] - 1) % 21
-    assert ((net(**asked | {"tokens_BL": other}).latent_Bd - out.latent_Bd).abs().amax(dim=1) > 1e-4).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_a_dropped_condition_has_no_influence(kind: str) -> None:
     net, asked, null_B = made(kind), inputs(), torch.tensor([True, False, True])

@@ -65,13 +65,6 @@ def test_vectors_of_captions_follow_the_gaussian_process() -> None:
     assert float(noise_BLe[t_B < t_B.median()].std()) == pytest.approx(1, abs=0.15)
 
 
-def test_every_mode_is_drawn_by_its_weight() -> None:
-    made = objective(mode_weights={"caption_to_image": 2, "image_to_caption": 1, "joint": 1})
-    found = [made.kind(generator(seed), step=seed) for seed in range(400)]
-    assert found.count("caption_to_image") == pytest.approx(200, abs=40)
-    assert found.count("joint") == pytest.approx(100, abs=30)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
 def test_pitfall_10_a_single_mode_trains_every_part_that_is_not_frozen(kind: str, mode: str) -> None:
@@ -158,22 +151,6 @@ def test_both_together_agree(trained: Any) -> None:
     with made.evaluating():
         written, drawn = made.both(canvases(), text=text, latent=latent, generator=generator())
     assert (nearest(drawn.latents) == written.tokens[:, 1] - 2).float().mean() >= 0.6
-
-
-def test_a_sample_does_not_depend_on_its_batch(trained: Any) -> None:
-    _, made = trained
-    _, images_BP, tokens_BL = pairs()
-    some = torch.tensor([1, 4])
-    ddpm, text = latent_sampler("ddpm", steps=4), made.default_sampler(conditional=True)
-    cut = canvases()[1:2, :3]
-    with made.evaluating():
-        whole = made.latents_given_texts(tokens_BL, sampler=ddpm, generator=generator())
-        part = made.latents_given_texts(tokens_BL[some], sampler=ddpm, generator=generator().select(some))
-        torch.testing.assert_close(whole.latents[some], part.latents, atol=1e-4, rtol=0)
-        a = made.write(canvases(), canvases() == 1, latents_Bd=images_BP, sampler=text, generator=generator())
-        stream = generator().select(some[:1])
-        b = made.write(cut, cut == 1, latents_Bd=images_BP[1:2], sampler=text, generator=stream)
-    assert torch.equal(a.tokens[1:2, :3], b.tokens)
 
 
 def test_only_captions_that_are_tokens_are_scored_and_infilled(trained: Any, refuses: Refuses) -> None:

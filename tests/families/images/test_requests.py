@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,15 @@ from mm_ldlm.data.latents.store import KIND, schema, table
 from mm_ldlm.data.store import write_store
 from mm_ldlm.evaluation.config import EvaluationConfig
 from mm_ldlm.evaluation.suites.base import Evaluation
-from mm_ldlm.families.images.config import ImagesConfig
+from mm_ldlm.families.images.config import ImagesConfig, ImageTasksConfig
 from mm_ldlm.families.images.requests import NORMALISER
 from mm_ldlm.families.images.sources import CAPTIONS, NAMES
 from mm_ldlm.families.images.suite import ImagesSuite, label_in, pictures
+from mm_ldlm.families.images.tasks import CaptionToImage, ImageText, ImageToCaption
 from mm_ldlm.inference.loading import Parts
 from mm_ldlm.models.base import MODELS, DataShape
 from mm_ldlm.objectives.base import OBJECTIVES
+from mm_ldlm.sampling.registry import latent_sampler, text_sampler
 
 SIZE = (4, 4, 1)
 ASKED = ("w1 w2", "w3", "w4 w5 w6", "w1")
@@ -159,13 +162,14 @@ def test_pictures_show_the_pixels(shape: tuple[int, ...], seed: int) -> None:
         np.testing.assert_array_equal(shown, expected)
 
 
-def test_samples_are_compared_with_held_out_examples_by_a_classifier_of_training_images(
-    write_dataset: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A fifth of the examples has no label, and a fourth of the held-out images shows the other class."""
-    row_n, texts = np.arange(60), [f"w{row % 20} w{row // 20}" for row in range(60)]
-    plain = write_dataset(tmp_path, texts, [("test", "train", "train")[row % 3] for row in row_n])
-    label_n = [None if row % 5 == 4 else f"w{row % 2}" for row in row_n]
+TEXTS = [f"w{row % 20} w{row // 20}" for row in range(60)]
+
+
+@pytest.fixture
+def shown(write_dataset: Callable[..., Any], tmp_path: Path) -> Any:
+    """Examples of two classes; a fourth of the held-out images shows the other class."""
+    row_n = np.arange(60)
+    plain = write_dataset(tmp_path, TEXTS, [("test", "train", "train")[row % 3] for row in row_n])
     pixels_n4 = np.zeros((60, 4), np.float32)
     pixels_n4[:, 0], pixels_n4[:, 2] = (row_n + (row_n % 12 == 0)) % 2, 0.3 * (row_n % 3 > 0)
     ids = plain.records.table(row_n).column("id").to_pylist()
@@ -173,24 +177,50 @@ def test_samples_are_compared_with_held_out_examples_by_a_classifier_of_training
         tmp_path / "images", [table(ids, pixels_n4)], kind=KIND, schema=schema(4, "float32"),
         fingerprints={"records": plain.records.manifest.fingerprint}, meta={"dim": 4, "image_size": [2, 2, 1]},
     )  # fmt: skip
-    dataset = commit(tmp_path / "dataset", stores={name: tmp_path / name for name in (*plain.names, "images")})
+    return commit(tmp_path / "dataset", stores={name: tmp_path / name for name in (*plain.names, "images")})
+
+
+def test_a_task_passes_its_parameters_on(shown: Any) -> None:
+    asked, named = list[Any](), latent_sampler("ddim", steps=3)
+    own = ImageTasksConfig(image=named, caption=text_sampler("random"), length=2, joint_count=5, joint_steps=6)
+    sections: Any = {"sampling": SimpleNamespace(rows=4, split="test"), "images": ImagesConfig(sampling=own)}
+
+    def ask(first: Any, *_: Any, **how: Any) -> None:
+        asked.append((first if isinstance(first, int) else len(first), how))
+        raise LookupError
+
+    model: Any = SimpleNamespace(images=SimpleNamespace(draw_tokens=ask, caption=ask, generate=ask))
+    for task in (CaptionToImage, ImageToCaption, ImageText):
+        with pytest.raises(LookupError):
+            task("any", **sections).sample(model, shown, seed=7)
+    caption = {"sampler": own.caption, "length": 2, "seed": 7}
+    assert asked == [(4, {"sampler": named, "seed": 7}), (4, caption), (5, {"steps": 6, "seed": 7})]
+
+
+def test_samples_are_compared_with_held_out_examples_by_a_classifier_of_training_images(
+    shown: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fifth of the examples has no label."""
+    label_n = [None if row % 5 == 4 else f"w{row % 2}" for row in range(60)]
+    ids, held = shown.records.table(np.arange(60)).column("id").to_pylist(), shown.rows("test")
     monkeypatch.setattr("mm_ldlm.families.images.suite._labels", lambda dataset, rows: [label_n[row] for row in rows])
-    held = dataset.rows("test")
     known = [row for row in held if label_n[row] is not None]
     own_n4 = np.stack([[row % 2, 0, 0, 0] for row in held]) + np.float32(0.1)
     same = {"id": [ids[row] for row in held], "model_calls": [2] * len(held)}
-    written = [texts[row] if row % 2 else texts[1] for row in held]
+    written = [TEXTS[row] if row % 2 else TEXTS[1] for row in held]
     samples = {
         "caption_to_image": pd.DataFrame({**same, "image": list(own_n4), "source": written}),
-        "image_to_caption": pd.DataFrame({**same, "text": written, "tokens": plain.tokenizer.encode(written)}),
-        "image_text": pd.DataFrame(),
+        "image_to_caption": pd.DataFrame(
+            {**same, "text": written, "tokens": shown.tokenizer.encode(written), "model_calls": 3}
+        ),
+        "image_text": pd.DataFrame({"image": list(own_n4), "text": written, "model_calls": 2}),
     }
     config = parse(EvaluationConfig, {"bootstrap": {"replicates": 20}}, at="evaluation")
-    found, _ = ImagesSuite().evaluate(Evaluation(loaded(), dataset, samples, config, 0, {"images": ImagesConfig()}))
+    found, _ = ImagesSuite().evaluate(Evaluation(loaded(), shown, samples, config, 0, {"images": ImagesConfig()}))
     numbers = {name: getattr(value, "value", value) for name, value in ImagesSuite().numbers(found).items()}
     numbers = {name: value["value"] if isinstance(value, dict) else value for name, value in numbers.items()}
     assert found["classifier"]["trained_on"] == sum(label is not None for label in label_n) - len(known)
-    assert found["classifier"]["real_images"] == len(known)
+    assert (found["classifier"]["real_images"], found["image_to_caption"]["model_calls"]) == (len(known), 3)
     expected = {
         "images.classifier_accuracy": np.mean([row % 12 != 0 for row in known]),
         "caption_to_image.accuracy": 1.0,
@@ -198,6 +228,9 @@ def test_samples_are_compared_with_held_out_examples_by_a_classifier_of_training
         "caption_to_image.nearest_training.real": 0.15,
         "image_to_caption.exact_match": np.mean(held % 2),
         "image_to_caption.attested": np.mean(held % 2 == 0),
+        "image_text.agreement": np.mean(
+            [label_in(text, ("w0", "w1")) == f"w{row % 2}" for row, text in zip(held, written, strict=True)]
+        ),
     }
     assert {name: numbers[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 

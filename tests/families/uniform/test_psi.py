@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.diffusion.enumeration import JOINT, TEXTS, VOCABULARY, Enumeration, W
+from tests.diffusion.enumeration import TEXTS, VOCABULARY, Enumeration, W
 from tests.families.uniform.cases import LAWS
 from tests.sampling.toys import PROCESSES, Exact, agrees, build, canvas, constant, context, on, rows, sample, watching
 from torch import Tensor
@@ -68,11 +68,6 @@ def test_samples_with_uniform_noise_have_the_enumerated_distribution(eta: float)
     agrees(fractions_N, with_uniform_noise(4, eta), count=count)
 
 
-def test_enumerated_corrections_converge_to_the_distribution_of_the_texts() -> None:
-    distances = [float((with_uniform_noise(steps, 0.3) - JOINT.flatten()).abs().sum()) for steps in (4, 32, 256)]
-    assert distances[0] > 2 * distances[1] > 4 * distances[2]
-
-
 @pytest.mark.parametrize(("kind", "eta"), [("cap", 0.3), ("rescale", 0.45)])
 def test_with_masks_it_is_remdm(kind: str, eta: float) -> None:
     """The distribution of ReMDM with σ ≤ 1 − α_s, by enumeration."""
@@ -112,11 +107,11 @@ def test_steps_between_two_times_keep_theirs_and_correct() -> None:
         times.append(float(t_A[0]))
         before.append(tokens_AL)
 
-    settings: dict[str, Any] = {"steps": 20, "eta": 0.5, "t_on": 0.72, "t_off": 0.32, "hold": 0.4}
+    settings: dict[str, Any] = {"steps": 20, "eta": 0.5, "t_on": 0.7, "t_off": 0.3, "hold": 0.4}
     text_sampler("psi", **settings).sample(on(watching(see), canvas(*[400] * 4), "absorbing"))
     assert times == sorted(times, reverse=True)
-    assert times[-1] == pytest.approx(0.4 * 0.05 / 0.32), "falls evenly to 0 at the end"
-    inside = [step for step in range(20) if 0.32 < 1 - step / 20 <= 0.72]
+    assert times[-1] == pytest.approx(0.4 * 0.05 / 0.3), "falls evenly to 0 at the end"
+    inside = [step for step in range(20) if 0.3 < 1 - step / 20 <= 0.7]
     assert [times[step] for step in inside] == pytest.approx([0.4] * len(inside))
     assert [step for step, count in enumerate(returned) if count] == inside
     with pytest.raises(ConfigurationError):

@@ -38,6 +38,7 @@ def test_corrections_make_texts_that_agree_with_the_model(process: str) -> None:
     assert (after.log_probs[changed_BL] > before.log_probs[changed_BL]).double().mean() > 0.9
     assert (changed_BL.sum(1)[before.tokens[:, 0] == before.tokens[:, 1]] == 0).double().mean() > 0.9
     assert (after.calls_per_row >= before.calls_per_row + 1).all()
+    assert after.calls_per_row.double().mean() < 8, "a text that the model agrees with is finished"
 
 
 def test_a_correction_writes_the_most_probable_of_the_drawn_tokens_that_differ() -> None:
@@ -59,11 +60,18 @@ def test_a_correction_writes_the_most_probable_of_the_drawn_tokens_that_differ()
 @pytest.mark.parametrize("patience", [1, 2, 5])
 def test_a_text_is_finished_when_its_agreement_has_not_risen_for_as_many_corrections(patience: int) -> None:
     """The model always prefers the other word: the first correction is a rise from 0 to 1, and no later one is."""
-    other = denoiser(lambda tokens_AL, t_A, rows_A: 20.0 * torch.nn.functional.one_hot((tokens_AL == 0).long(), WORDS))
-    sampler = text_sampler("self_correction", steps=1, corrections=9, correction_temperature=0.0, patience=patience)
+    times = list[float]()
+    other = denoiser(
+        lambda tokens_AL, t_A, rows_A: (
+            times.append(float(t_A[0])) or 20.0 * torch.nn.functional.one_hot((tokens_AL == 0).long(), WORDS)
+        )
+    )
+    how = {"corrections": 9, "correction_temperature": 0.0, "correction_time": 0.25, "patience": patience}
+    sampler = text_sampler("self_correction", steps=1, **how)
     found = sampler.sample(on(other, canvas(1), "uniform"))
     assert found.model_calls == 1 + 1 + patience
     assert found.steps.tolist() == [[1 + patience]]
+    assert times[1:] == [0.25] * (1 + patience)
 
 
 def test_finished_and_given_tokens_cost_nothing_and_wrong_settings_are_refused() -> None:
