@@ -17,6 +17,7 @@ from mm_ldlm.evaluation.bootstrap import Bootstrap
 from mm_ldlm.extras.sts import suite
 from mm_ldlm.extras.sts.config import StsConfig
 from mm_ldlm.extras.sts.correlations import pearson_of_counts, spearman_of_counts
+from mm_ldlm.extras.sts.pipeline import score_sts
 from mm_ldlm.extras.sts.sets import StsSet, StsSource, from_pairs
 from mm_ldlm.extras.sts.suite import (
     Sts,
@@ -142,6 +143,18 @@ def test_every_set_is_scored_with_the_seed_the_sampler_and_the_resamples_of_the_
     assert (untrained, asked[-1]) == (["first", "second"], ("second", 8))
     model.capabilities = Capabilities(uses=frozenset(), trained_as="objective none")
     assert "objective none" in str(Sts().skip_reason(given)), "an encoder without latents is not asked"
+
+
+def test_the_pipeline_tells_the_scores_and_what_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = {"scores": {"model": {"spearman": {"value": 80.0}}}, "pairs": 1000, "published": 81.0, "unknown": 0.25}
+    metrics, none = {"sets": {"a": entry}, "left_out": ["the reason"]}, SimpleNamespace(sts=None)
+    monkeypatch.setattr("mm_ldlm.evaluation.suites.base.score", lambda suite, given: (metrics, None))
+    with caplog.at_level("INFO"):
+        score_sts(none, none, none, 0)  # type: ignore[arg-type]
+    assert "model 80.00, published 81.00; 1,000 pairs, 25% of its sentences" in caplog.messages[0]
+    assert "the reason" in caplog.messages[1]
 
 
 def test_sts_shows_each_source_of_each_set() -> None:

@@ -13,6 +13,7 @@ def test_joined_by_spaces_the_rows_of_each_split_are_its_part_of_the_file(tmp_pa
     text = " ".join("".join(letters).split())
     (tmp_path / "text8").write_text(text)
     rows = [row for row in read({"kind": "text8", "path": str(tmp_path / "text8")}) if isinstance(row, Row)]
+    assert [row.line for row in rows] == list(range(1, len(rows) + 1))
     ends = [0, *(len(text) * percent // 100 for percent in (90, 95, 100))]
     for split, start, end in zip(("train", "validation", "test"), ends, ends[1:], strict=False):
         own = [row.text.strip() for row in rows if row.split == split]
