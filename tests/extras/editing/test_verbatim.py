@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.inference.runs import DIM, make
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from mm_ldlm.core import SamplingError
 from mm_ldlm.data.corpus.tokenizer import TextTokenizer, TokenizerConfig, load_tokenizer
 from mm_ldlm.extras.editing import infilling, interpolation
 from mm_ldlm.extras.editing.verbatim import rewritten, with_masks
@@ -125,16 +126,20 @@ def test_editing_keeps_the_letters_and_spaces_of_the_text(
     assert edited(wordpiece, text, changes) == expected
 
 
-def test_requests_pass_their_options_to_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_pass_their_options_to_every_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     model, asked, again = make(), list[Any](), infilling.remask
     write, invert, latents = model.writer.write, interpolation.invert, np.eye(2, DIM, dtype=np.float32)
     monkeypatch.setattr(model.writer, "write", lambda of, **how: asked.append(how) or write(of, **how))
     monkeypatch.setattr(interpolation, "invert", lambda model, of, **how: asked.append(how) or invert(model, of, **how))
     monkeypatch.setattr(infilling, "remask", lambda of, ids, **how: asked.append(how) or again(of, ids, **how))
     how: Any = {"sampler": "random", "steps": 3, "temperature": 0.5, "seed": 7}
-    model.infill(["w1 [MASK]", "[MASK] w2"], latents=latents, **how)
+    model.infill(["w1 [MASK]", "[MASK] news"], latents=latents, **how)
+    assert "1 of 2 texts" in caplog.messages[-1]
     edited = model.edit(["w1 w2 w3", "w4 w5"], targets=latents, strength=0.4, reembed=True, **how)
     assert edited.cosines is not None
+    assert (edited.model_calls > 4).all(), "four calls choose what is rewritten"
     for each in asked:
         assert torch.equal(each.pop("latents_nd"), model.standardised(latents))
     written = {"sampler": text_sampler("random", steps=3, temperature=0.5), "seed": 7}
@@ -142,6 +147,9 @@ def test_requests_pass_their_options_to_every_step(monkeypatch: pytest.MonkeyPat
     passed = {"sampler": "random", "length": 4, "reembed": True, "seed": 7}
     model.interpolate(latents[:1], latents[1:], **passed)
     assert asked[3] == passed
+    assert model.edit("w1 w2 w3", targets=latents[:1], strength=1.0, steps=2).model_calls.max() <= 2
+    with pytest.raises(SamplingError, match="2"):
+        model.infill("w1 [MASK]", latents=latents)
 
 
 WRITTEN = st.text(alphabet="aAé龘 .,'!-\"\n9zZ([ſß", max_size=30)

@@ -167,16 +167,6 @@ def test_a_noisy_text_and_its_gaps_add_up_to_the_text(some: list[list[int]], t: 
         assert sum(gaps) + len(kept) == len(text)
 
 
-@pytest.mark.parametrize("t", [0.2, 0.7])
-def test_tokens_are_missing_masked_and_clean_with_the_probabilities_of_linear_schedules(t: float) -> None:
-    """Missing t; masked ∫ₜ¹ t/T dT = −t·log t."""
-    tokens_BL = torch.full((200, 100), 2)
-    schedules = {key: {"kind": "log_linear", "epsilon": 0.2} for key in ("schedule", "insertion_schedule")}
-    noisy_BL = process_of(schedules).corrupt(tokens_BL, tokens_BL != PAD, torch.full((200,), t), rows(200))
-    assert float((noisy_BL == PAD).double().mean()) == pytest.approx(t, abs=0.015)
-    assert float((noisy_BL == MASK).double().mean()) == pytest.approx(-t * math.log(t), abs=0.015)
-
-
 def test_a_row_grows_by_itself_and_only_where_it_has_masks() -> None:
     exact = Exact({(2, 3, 2, 3, 3): 1.0}, process_of({}), shift=1.0)
     canvas_BL = torch.tensor([[2, MASK, 3, PAD], [MASK, MASK, PAD, PAD], [2, 3, PAD, PAD], [MASK] * 4])

@@ -116,8 +116,9 @@ def test_impossible_requests_are_refused(ask: Any, named: str, refuses: Refuses)
 def test_what_was_not_trained_is_refused(refuses: Refuses) -> None:
     for dropout in (0.0, 0.5, 1.0):
         able = loaded(condition_dropout=dropout).capabilities
-        found = "image_to_caption" in able, able.untrained_lengths["image_text"] is None
-        assert found == (dropout < 1, dropout > 0)
+        found = "image_to_caption" in able, *(reason is None for reason in able.untrained_lengths.values())
+        assert found == (dropout < 1, dropout < 1, dropout > 0), "given an image, and without one"
+        assert ("score" in able, "image_to_caption" in able.guided) == (dropout > 0, dropout > 0)
     only = {"caption_to_image": 1, "image_to_caption": 0, "joint": 0}
     with refuses(SamplingError, "image_to_caption"):
         loaded(mode_weights=only).images.caption(PIXELS)
