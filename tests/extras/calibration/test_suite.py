@@ -131,15 +131,6 @@ def test_each_event_is_as_probable_as_the_one_that_implies_it(
     assert (found["content_words"] <= 1).all()
 
 
-@settings(max_examples=60)
-@given(values=st.lists(cosines, min_size=2, max_size=20), log_prob=log_probs)
-def test_a_text_is_never_less_probably_right_at_a_higher_cosine(
-    values: list[float], log_prob: float, fitted: Calibration
-) -> None:
-    for rising_n in fitted.probabilities(np.sort(values), np.full(len(values), log_prob)).values():
-        assert (np.diff(rising_n) >= -1e-12).all()
-
-
 def test_no_text_is_surer_than_those_of_the_fit() -> None:
     features = np.random.default_rng(0).normal(size=(300, 3))
     curve = fit_curve(features, features.sum(axis=1) > 0)

@@ -131,7 +131,12 @@ def test_requests_pass_their_options_to_every_step(
 ) -> None:
     model, asked, again = make(), list[Any](), infilling.remask
     write, invert, latents = model.writer.write, interpolation.invert, np.eye(2, DIM, dtype=np.float32)
-    monkeypatch.setattr(model.writer, "write", lambda of, **how: asked.append(how) or write(of, **how))
+
+    def recorded(canvases: Any, **how: Any) -> Any:
+        asked.append(how | {"masks": [canvas.count(model.shape.mask_id) for canvas in canvases]})
+        return write(canvases, **how)
+
+    monkeypatch.setattr(model.writer, "write", recorded)
     monkeypatch.setattr(interpolation, "invert", lambda model, of, **how: asked.append(how) or invert(model, of, **how))
     monkeypatch.setattr(infilling, "remask", lambda of, ids, **how: asked.append(how) or again(of, ids, **how))
     how: Any = {"sampler": "random", "steps": 3, "temperature": 0.5, "seed": 7}
@@ -142,7 +147,7 @@ def test_requests_pass_their_options_to_every_step(
     assert (edited.model_calls > 4).all(), "four calls choose what is rewritten"
     for each in asked:
         assert torch.equal(each.pop("latents_nd"), model.standardised(latents))
-    written = {"sampler": text_sampler("random", steps=3, temperature=0.5), "seed": 7}
+    written = {"sampler": text_sampler("random", steps=3, temperature=0.5), "seed": 7, "masks": [1, 1]}
     assert asked == [written, {"strength": 0.4, "seed": 7}, written]
     passed = {"sampler": "random", "length": 4, "reembed": True, "seed": 7}
     model.interpolate(latents[:1], latents[1:], **passed)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
 from tests.evaluation.report.test_figures import interval, same, shown
@@ -59,18 +59,8 @@ def test_the_scores_are_scipys_correlations_of_the_cosine() -> None:
     cosine_N = cosines(pairs)
     assert found.numbers["spearman"]["value"] == pytest.approx(100 * spearmanr(cosine_N, pairs.gold_N).statistic)
     assert found.numbers["pearson"]["value"] == pytest.approx(100 * pearsonr(cosine_N, pairs.gold_N).statistic)
+    assert (similarities(*[encode(pairs.first)] * 2)["cosine"] == 1).all(), "ties, not an order by the last bit"
     assert found.numbers["spearman"]["low"] < found.numbers["spearman"]["value"] < found.numbers["spearman"]["high"]
-
-
-@settings(max_examples=30)
-@given(st.integers(0, 99), st.floats(0.1, 9))
-def test_cosine_ignores_length_and_dot_does_not(seed: int, factor: float) -> None:
-    a, b = np.random.default_rng(seed).normal(size=(2, 10, 4))
-    one, two = similarities(a, b), similarities(a * factor, b)
-    assert one["cosine"] == pytest.approx(two["cosine"])
-    assert two["dot"] == pytest.approx(factor * one["dot"])
-    assert (one["euclidean"] <= 0).all()
-    assert (similarities(a, a)["cosine"] == 1).all()  # ties, not an order by the last bit
 
 
 def test_the_means_over_subsets_are_sentevals() -> None:

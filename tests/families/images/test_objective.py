@@ -142,7 +142,22 @@ def test_captions_give_their_images_and_images_their_captions(trained: Any) -> N
             canvases(), canvases() == 1, latents_Bd=images_BP, sampler=sampler, generator=generator()
         )  # fmt: skip
     assert (written.tokens == tokens_BL).float().mean() >= 0.9
+    assert made.process is not None or written.model_calls == sampler.steps + 1
     assert torch.equal(written.tokens == 0, tokens_BL == 0)
+
+
+def test_captions_are_rounded_given_their_clean_images() -> None:
+    spy, sampler = Spy(model("image_mmdit_continuous", spread=0.1)), latent_sampler("ddim", steps=2)
+    spy.text_embedding = spy.net.text_embedding
+    made: Any = objective("image_text_continuous").generative_model(spy)
+    asked: Any = {"generator": generator(), "latents_Bd": pairs()[1], "sampler": sampler}
+    with made.evaluating():
+        made.write(canvases(), canvases() == 1, **asked)
+        given = dict(spy.asked)
+        _, drawn = made.both(canvases(), text=None, latent=sampler, generator=generator())
+    for call, images_BP in ((given, pairs()[1]), (spy.asked, drawn.latents)):
+        assert torch.equal(call["latents_Bd"], images_BP)
+        assert not call["t_latent_B"].any()
 
 
 def test_both_together_agree(trained: Any) -> None:
