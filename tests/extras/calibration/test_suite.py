@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.evaluation.suites.conftest import Run, run_of
 
@@ -20,9 +20,6 @@ from mm_ldlm.extras.calibration.fitting import expected_calibration_error, fit_c
 from mm_ldlm.extras.calibration.suite import EVENTS, InversionCalibration, measure
 from mm_ldlm.inference.calibration import Calibration, features_of
 from mm_ldlm.training.checkpoints.provenance import MADE_BY
-
-cosines = st.floats(-1, 1)
-log_probs = st.floats(-500, 0)
 
 
 @pytest.fixture(scope="module")
@@ -117,18 +114,6 @@ def test_the_probabilities_are_those_of_other_texts_of_the_same_kind(fitted: Cal
     sure_n = found["exact"] >= 0.9
     assert sure_n.mean() > 0.2
     assert right["exact"][sure_n].mean() >= 0.9
-
-
-@settings(max_examples=60)
-@given(texts=st.lists(st.tuples(cosines, log_probs), min_size=2, max_size=20))
-def test_each_event_is_as_probable_as_the_one_that_implies_it(
-    texts: list[tuple[float, float]], fitted: Calibration
-) -> None:
-    found = fitted.probabilities(*np.transpose(texts))
-    for lower, higher in pairwise(EVENTS):
-        assert (found[lower] <= found[higher]).all()
-    assert (found["exact"] >= 0).all()
-    assert (found["content_words"] <= 1).all()
 
 
 def test_no_text_is_surer_than_those_of_the_fit() -> None:

@@ -69,6 +69,7 @@ def test_infilling_keeps_the_letters_and_spaces_of_the_text(
     wordpiece: TextTokenizer, text: str, words: list[str], expected: str
 ) -> None:
     assert infilled(wordpiece, text, *words) == expected
+    assert len(with_masks(text, "[MASK]", wordpiece)[0].gaps) == len(re.findall(r"\[MASK\](?!\s*\[MASK\])", text))
 
 
 def test_a_tokenizer_whose_tokens_begin_with_spaces(cased: TextTokenizer) -> None:
@@ -150,11 +151,15 @@ def test_requests_pass_their_options_to_every_step(
     written = {"sampler": text_sampler("random", steps=3, temperature=0.5), "seed": 7, "masks": [1, 1]}
     assert asked == [written, {"strength": 0.4, "seed": 7}, written]
     passed = {"sampler": "random", "length": 4, "reembed": True, "seed": 7}
-    model.interpolate(latents[:1], latents[1:], **passed)
+    path = model.interpolate(latents, latents[::-1], steps=3, **passed)
     assert asked[3] == passed
+    assert (path.rows.tolist(), path.fractions.tolist()) == ([0, 0, 0, 1, 1, 1], [0.0, 0.5, 1.0] * 2)
     assert model.edit("w1 w2 w3", targets=latents[:1], strength=1.0, steps=2).model_calls.max() <= 2
-    with pytest.raises(SamplingError, match="2"):
-        model.infill("w1 [MASK]", latents=latents)
+    for wrong in (
+        lambda: model.infill("w1 [MASK]", latents=latents), lambda: model.edit("w1", targets=latents[:1], strength=1.5)
+    ):  # fmt: skip
+        with pytest.raises(SamplingError):
+            wrong()
 
 
 WRITTEN = st.text(alphabet="aAé龘 .,'!-\"\n9zZ([ſß", max_size=30)

@@ -48,7 +48,9 @@ def tar_of(path: Path, members: list[tuple[str, bytes | None]]) -> dict[str, Any
     return {"kind": "webdataset", "path": str(path), "meta_columns": ["label"]}
 
 
-def ingested(root: Path, *sources: dict[str, Any], name: str = "records") -> tuple[list[dict[str, Any]], Any]:
+def ingested(
+    root: Path, *sources: dict[str, Any], name: str = "records", seed: int = 0
+) -> tuple[list[dict[str, Any]], Any]:
     """The records of sources as rows, and the report; rows are conserved."""
     config = {
         "sources": list(sources), "splits": {"validation": 0.2, "test": 0.2}, "max_bad_fraction": 1.0,
@@ -56,7 +58,7 @@ def ingested(root: Path, *sources: dict[str, Any], name: str = "records") -> tup
     }  # fmt: skip
     made = ingest(
         parse(IngestionConfig, config, at="ingestion"),
-        seed=0, workspace=root / name, quarantine=root / f"{name}_quarantine",
+        seed=seed, workspace=root / name, quarantine=root / f"{name}_quarantine",
     )  # fmt: skip
     for manifest, folder in zip(made[:2], (name, f"{name}_quarantine"), strict=True):
         manifest.write(root / folder)

@@ -63,6 +63,9 @@ def test_samples_do_not_depend_on_the_batches_but_on_the_seed(kind: str) -> None
     assert not np.allclose(drawn.pixels, many.draw(ASKED, steps=2, seed=1).pixels)
     written, other = (each.caption(PIXELS, steps=2) for each in (many, one))
     assert written.tokens == other.tokens
+    assert written.model_calls.max() <= 3
+    random = "ddim" if run.model.process is None else "ancestral"
+    assert len({many.caption(PIXELS, sampler=random, steps=2, seed=seed, length=6).tokens for seed in (0, 1)}) == 2
     drawn_lengths = {
         tuple(map(len, many.caption(PIXELS, steps=1, length="sample", seed=seed).tokens)) for seed in range(4)
     }
@@ -77,6 +80,7 @@ def test_samples_do_not_depend_on_the_batches_but_on_the_seed(kind: str) -> None
     assert written.texts == tuple(" ".join(f"w{i}" if i < 10 else "[UNK]" for i in row) for row in written.tokens)
     both, parts = (each.generate(4, steps=3) for each in (many, one))
     assert both.captions == parts.captions
+    assert both.model_calls.max() <= 4
     np.testing.assert_allclose(both.pixels, parts.pixels, atol=1e-4)
     for found in (drawn, both):
         assert found.pixels.shape == (4, *SIZE)

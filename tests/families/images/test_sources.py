@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.data.corpus.examples import written
+from tests.data.corpus.examples import described, written
 from tests.families.images.pictures import encoded, folder_of, ingested, picture, tar_of
 
 from mm_ldlm.core import SourceError, StoreError, parse
@@ -79,6 +80,8 @@ def test_the_digits_have_captions_with_their_labels_and_references_to_their_pixe
         assert row["text"] in {form.format(meta["label"]) for form in CAPTIONS}
     assert images.shape == (1797, 8, 8, 1)
     assert len({row["text"] for row in records}) > 50
+    other, _ = ingested(tmp_path, {"kind": "digits", "max_samples": 200}, name="other", seed=1)
+    assert [row["text"] for row in other] != [row["text"] for row in records]
 
 
 def test_bad_images_of_a_folder_are_quarantined_with_their_reasons(tmp_path: Path) -> None:
@@ -107,7 +110,10 @@ def test_bad_images_of_a_folder_are_quarantined_with_their_reasons(tmp_path: Pat
     assert report["quarantined_by_reason"] == {
         "missing_file": 1, "unsafe_path": 3, "broken_file": 3, "oversized": 1, "missing_column": 2, "empty": 1
     }  # fmt: skip
-    assert json.loads(record["meta"])["label"] == "fine"
+    assert {**json.loads(record["meta"]), DESCRIBES: ""} == {"label": "fine", DESCRIBES: ""}
+    before = described(source)
+    os.utime(tmp_path / "pictures/good.png", (1, 1))
+    assert described(source) != before, "an image that changes in place is another one"
     assert np.array_equal(read_image(reference(record)), picture(0))
 
 

@@ -102,15 +102,6 @@ def test_without_remasking_it_is_ancestral_sampling(kind: str) -> None:
         assert torch.equal(made.calls_per_row[whole], plain.calls_per_row[whole])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_given_tokens_are_never_masked_again(kind: str) -> None:
-    denoise, seen = watched(12)
-    tokens_BL = canvas(12)
-    tokens_BL[0, ::3] = 2
-    sample(kind, denoise, tokens_BL, steps=12, eta=0.3)
-    assert all((tokens[0, ::3] == 2).all() for tokens in seen)
-
-
 def test_a_probability_above_1_and_times_in_the_wrong_order_are_refused() -> None:
     for wrong in ({"kind": "remdm_conf", "eta": 1.1}, {"kind": "remdm_loop", "t_on": 0.2, "t_off": 0.2}):
         with pytest.raises(ConfigurationError):

@@ -125,15 +125,6 @@ def test_the_last_step_leaves_no_noise_also_where_the_schedule_begins_with_some(
     assert found.tolist() == [2] * 9
 
 
-@pytest.mark.parametrize("p_uniform", [0.0, 0.1, 0.7])
-@pytest.mark.parametrize("gamma", [1.0, 1.4, 2.0])
-def test_p_uniform_is_the_fraction_of_random_words_at_half_time(p_uniform: float, gamma: float) -> None:
-    noise = gidd(p_uniform, gamma=gamma).noise(torch.tensor([0.0, 0.5, 1.0]))
-    assert float(W * noise.word[1]) == pytest.approx(p_uniform)
-    assert float(noise.alpha[1]) == pytest.approx((1 - p_uniform) / 2)
-    assert [float(noise.alpha[0]), float(noise.mask[2])] == pytest.approx([1, 1], abs=1e-2)
-
-
 @pytest.mark.parametrize("gamma", [1.0, 1.5, 2.0])
 @pytest.mark.parametrize("most", [0.05, 1.4, 9.0])
 def test_weightings_of_the_training_loss(gamma: float, most: float) -> None:
