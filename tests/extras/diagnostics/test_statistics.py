@@ -64,11 +64,11 @@ def test_norms_ratios_and_zeros_of_the_parts(tmp_path: Path) -> None:
     assert line["grad_zeros/text_head"] == pytest.approx(zeros)
     assert line["activation_rms/block1"] == pytest.approx(max(sizes), rel=1e-5)
     assert sizes[-1] < max(sizes)
-    k, masks = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 9.0]]), torch.tensor([True, False])
+    k, masks = torch.tensor([[1.0, 0, 0, 0], [9.0, 0, 0, 0]]), torch.tensor([True, False])
     statistics._attention("model.blocks.7.attention")(None, (k[:1] * 3, k, k, masks), k)  # type: ignore[attr-defined]
     assert float(statistics._numbers["attention_logit_max/block7"]) == 3 / 2  # type: ignore[attr-defined]
     size = 6 * sum(p.numel() for p in run.learner.root.model.blocks.parameters())
-    assert size / 4 < run.throughput.flops_per_token < 4 * size
+    assert size / 4 < run.throughput.flops_per_token < size
     for moves in (True, False):
         statistics.before_step(1, batch)
         statistics.before_update()

@@ -56,7 +56,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def carded(tmp_path: Path, dataset: Dataset) -> Callable[..., dict[str, Any]]:
     """`carded(runs, **parameters)` makes a card; `judge` and `data` replace the judge and the data."""
 
-    def make(rows: dict[str, Any], judge: Path | None = None, data: Any = dataset, **given: Any) -> dict[str, Any]:
+    def make(
+        rows: dict[str, Any], judge: Path | None = None, data: Any = dataset, draws: int = 2, **given: Any
+    ) -> dict[str, Any]:
         config = {
             "samples": 40,
             "sampler": SAMPLER,
@@ -64,16 +66,16 @@ def carded(tmp_path: Path, dataset: Dataset) -> Callable[..., dict[str, Any]]:
             "runs": {name: str(path) for name, path in rows.items()},
         }
         return make_card(
-            parse(ScoreCardConfig, config | given, at="score_card"), evaluation(judge), parse_encoder({"name": "minilm"}),
+            parse(ScoreCardConfig, config | given, at="score_card"), evaluation(judge, draws), parse_encoder({"name": "minilm"}),
             dataset=data, seed=3, kept=tmp_path,
         )  # fmt: skip
 
     return make
 
 
-def evaluation(judge: Path | None) -> EvaluationConfig:
+def evaluation(judge: Path | None, draws: int = 2) -> EvaluationConfig:
     given = {
-        "likelihood": {"draws": 2},
+        "likelihood": {"draws": draws},
         "generation": {"causal_model": judge and str(judge)},
         "bootstrap": {"replicates": 200},
     }
@@ -138,7 +140,9 @@ def test_a_glob_is_one_row_over_all_of_its_runs(written: dict[str, Path], carded
     fewer = cells(carded({"mdlm": written["mdlm"]}, samples=20), "mdlm")  # another protocol is scored anew
     for column in ("entropy", "distinct_2"):
         assert seeds["cells"][column] == pytest.approx(alone[column]) != fewer[column]
-    assert seeds["cells"]["nats_per_token"]["value"] == pytest.approx(alone["nats_per_token"]["value"])
+    more = cells(carded({"mdlm": written["mdlm"]}, draws=3), "mdlm")
+    for column in ("nats_per_token", "bits_per_character"):
+        assert seeds["cells"][column]["value"] == pytest.approx(alone[column]["value"]) != more[column]["value"]
     assert seeds["cells"]["paired_runs"] == 1, "the baseline has one run"
 
 
