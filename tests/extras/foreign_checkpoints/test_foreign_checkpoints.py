@@ -214,7 +214,7 @@ def test_export_and_import_return_the_same_bits(kind: str, tmp_path: Path, refus
     assert equal(saved(tmp_path / "again"), saved(run, "ema"))
     load_run(tmp_path / "again", device="cpu")  # also compares the identity
     with pytest.raises(CheckpointError, match="--heads"):
-        import_checkpoint(tmp_path / "out", tmp_path / "other", heads=2)
+        import_checkpoint(older(tmp_path / "older"), tmp_path / "other", like=run, heads=2)
     write_model_pt(source_of(run, tmp_path / "last", use_ema=False), tmp_path / "last")
     assert (
         json.loads((tmp_path / "last" / "training_state.json").read_text()).items()
