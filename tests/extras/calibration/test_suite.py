@@ -120,6 +120,7 @@ def test_no_text_is_surer_than_those_of_the_fit() -> None:
     features = np.random.default_rng(0).normal(size=(300, 3))
     curve = fit_curve(features, features.sum(axis=1) > 0)
     assert curve(features + 100).max() == curve(features).max() < 1
+    assert fit_curve(features[:0], np.zeros(0, bool)).most == 0.5
 
 
 @given(st.integers(0, 60), st.booleans(), st.integers(0, 99))

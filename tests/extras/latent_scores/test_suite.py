@@ -132,7 +132,7 @@ def test_the_histogram_of_cosines_is_a_fraction_of_the_sentences() -> None:
     for trace in figure.data:
         assert sum(trace.y) == pytest.approx(1)
     middle = np.average(figure.data[0].x, weights=figure.data[0].y)
-    assert middle == pytest.approx(cosines.mean(), abs=0.02)
+    assert middle == pytest.approx(cosines.mean(), abs=0.01)
 
 
 def test_spectra_end_where_the_rows_end() -> None:

@@ -153,7 +153,8 @@ def test_captions_are_rounded_given_their_clean_images() -> None:
     made: Any = objective("image_text_continuous").generative_model(spy)
     asked: Any = {"generator": generator(), "latents_Bd": pairs()[1], "sampler": sampler}
     with made.evaluating():
-        made.write(canvases(), canvases() == 1, **asked)
+        written = made.write(canvases(), canvases() == 1, **asked)
+        assert (written.model_calls, bool(written.log_probs[canvases() == 0].any())) == (len(calls), False)
         assert not torch.cat([call["t_latent_B"] for call in calls]).any(), "the image has no noise"
         assert torch.equal(calls[-1]["latents_Bd"], pairs()[1])
         _, drawn = made.both(canvases(), text=None, latent=sampler, generator=generator())

@@ -148,11 +148,12 @@ def test_tars_are_read_at_their_offsets_and_bad_samples_are_quarantined(tmp_path
         ("h.png", image), ("h.txt", b"\xff"),
         ("i.png", image), ("i.json", b"[1]"),
         ("j.png", image), ("j.png", image), ("j.txt", b"twice"),
+        ("k.png", image), ("k.json", b'{"text": "both"}'), ("k.txt", b"both"),
     ])  # fmt: skip
     records, report = ingested(tmp_path, source)
     assert [row["text"] for row in records] == ["first", "second", "third"]
     assert report["quarantined_by_reason"] == {
-        "missing_file": 2, "broken_file": 1, "broken_json": 1, "wrong_type": 3, "encoding": 1
+        "missing_file": 2, "broken_file": 1, "broken_json": 1, "wrong_type": 4, "encoding": 1
     }  # fmt: skip
     assert not list(tmp_path.parent.rglob("from_the_tar*")), "nothing is extracted"
     for number, row in enumerate(records):

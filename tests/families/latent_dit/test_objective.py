@@ -50,6 +50,8 @@ def test_a_text_without_latent_needs_a_null_latent(refuses: Any) -> None:
     guided, plain = (_generation(0.5).text_denoiser(each, draw) for each in (BATCH.fields["latents"], None))
     assert torch.equal(guided.unconditional(*asked), plain.logits(*asked)), "guidance compares with the null latent"
     assert plain.unconditional is None, "guidance needs a latent"
+    last = guided.logits(tokens_BL[2:], asked[1][2:], torch.tensor([2]), BATCH.valid_BL[2:])
+    torch.testing.assert_close(last, guided.logits(*asked)[-len(last) :])
 
 
 def _generation(dropout: float) -> Any:
