@@ -109,7 +109,7 @@ def sudoku_solutions() -> np.ndarray:
     for upper in product(rows, rows):
         if len({*upper[0][:2], *upper[1][:2]}) == 4 == len({*upper[0][2:], *upper[1][2:]}):
             for lower in product(rows, rows):
-                boxes = len({*lower[0][:2], *lower[1][:2]}) == 4
-                if boxes and all(len({*column}) == 4 for column in zip(*upper, *lower, strict=True)):
+                # The lower boxes are right as well: their columns lack what those of the upper boxes have.
+                if all(len({*column}) == 4 for column in zip(*upper, *lower, strict=True)):
                     found.append([*upper[0], *upper[1], *lower[0], *lower[1]])
     return np.array(found)
