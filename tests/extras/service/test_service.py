@@ -288,6 +288,8 @@ def test_a_page_of_another_site_cannot_send_a_request(client: TestClient) -> Non
 def test_a_body_without_a_length_is_bounded_as_well(client: TestClient) -> None:
     chunks = iter([b" " * 3000, b" " * 3000])
     refused(client.post("/score", content=chunks, headers={"Content-Type": "application/json"}), 413, "bytes")
+    largest = b'{"texts": "w1"}'.ljust(SMALL.max_bytes)
+    assert client.post("/score", content=largest, headers={"Content-Type": "application/json"}).status_code == 200
 
 
 def test_a_key_is_needed_for_everything_but_the_probes_and_the_page() -> None:
