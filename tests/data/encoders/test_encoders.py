@@ -71,12 +71,24 @@ def test_pitfall_17_vectors_are_those_of_the_model_card_in_any_batch(
     assert encoder.fingerprint == encoder.located.fingerprint
 
 
+PADDING = {
+    "strategy": {"Fixed": 20},
+    "direction": "Right",
+    "pad_to_multiple_of": None,
+    "pad_id": 0,
+    "pad_type_id": 0,
+    "pad_token": "[PAD]",
+}
+"""Of a tokenizer that fills every text"""
+
+
 @pytest.mark.parametrize(
     ("file", "change"),
     [
         ("config.json", {"is_decoder": True}),
         ("config.json", {"layer_norm_eps": None}),
         ("tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "do_lower_case": False}),
+        ("tokenizer.json", {"padding": PADDING}),
     ],
 )
 def test_an_unusual_bert_has_the_vectors_of_transformers(file: str, change: dict[str, Any], tmp_path: Path) -> None:
