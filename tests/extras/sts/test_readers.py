@@ -173,8 +173,3 @@ def test_texts_and_batches_of_texts_give_the_same_vectors() -> None:
 def test_options_that_change_the_vectors_are_refused(option: dict[str, Any], refuses: Callable[..., Any]) -> None:
     with refuses(EvaluationError, *option):
         EncoderAdapter(encode).encode(["a"], **option)
-
-
-def test_mteb_runs_it() -> None:
-    pytest.importorskip("mteb")
-    assert EncoderAdapter(encode, name="run").mteb_model_meta.name == "mm-ldlm/run"

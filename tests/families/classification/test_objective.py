@@ -22,6 +22,7 @@ from tests.families.classification.builds import (
 from torch.nn import functional as F
 
 from mm_ldlm.core import ConfigurationError, FreezingError, parse_kind
+from mm_ldlm.models.base import MODELS
 from mm_ldlm.objectives.base import OBJECTIVES
 
 Refuses = Callable[..., Any]
@@ -38,6 +39,8 @@ def test_the_loss_is_the_smoothed_cross_entropy_of_real_examples() -> None:
     torch.testing.assert_close(found["class_nll"][0], F.nll_loss(log_p, target, reduction="sum"))
     assert float(found["accuracy"][0]) == float((log_p.argmax(1) == target).sum())
     assert [int(count) for _, count in found.values()] == [8, 8, 8]
+    linear = parse_kind(MODELS, {"kind": "latent_mlp", "depth": 0, "dropout": 0.5}, at="model")
+    assert bool((linear.build(SHAPE, generator=torch.Generator())(torch.ones(9, 5)) == 0).any()), "also of the latent"
 
 
 @pytest.mark.parametrize("model", [DIT, MMDIT], ids=["dit", "mmdit"])

@@ -102,6 +102,11 @@ def test_the_analytic_step_reads_the_total_of_the_scores_at_masks() -> None:
 
 def test_the_bound_of_the_uniform_graph_contains_the_divergence_of_its_prior() -> None:
     q = torch.full((W,), 0.7 / W, dtype=torch.float64) + 0.3 * (torch.arange(W) == 0)
-    found = process("uniform", epsilon=0.3).prior_term(torch.tensor([[True, True], [True, False]]))
+    sedd, tokens_BL = process("uniform", epsilon=0.3), torch.tensor([[1, 1], [1, 0]])
+    found = sedd.prior_term(tokens_BL > 0)
     one = float((q * (q * W).log()).sum())
     assert found.tolist() == pytest.approx([2 * one, one])
+    given: Any = (lambda noisy, t, scored: torch.zeros(int(scored.sum()), V), tokens_BL, tokens_BL > 0)
+    whole_KB = sedd.nelbo(*given, draws=2, generator=rows(2)).nll_KB
+    vars(sedd)["prior_term"] = lambda valid_BL: 0 * found
+    torch.testing.assert_close(whole_KB - sedd.nelbo(*given, draws=2, generator=rows(2)).nll_KB, found.expand(2, -1))
