@@ -145,7 +145,8 @@ def test_credentials_read_the_environment_and_an_archive_is_a_source(load: Load,
 
 
 @pytest.mark.parametrize(
-    "env", ["txet", "text+", "+text", "text++dit", "text+text", "base+text", "text+txet", " ", "."]
+    "env",
+    ["txet", "text+", "+text", "text++dit", "text+text", "base+text", "text+txet", " ", ".", "http://user:S3cret@host"],
 )
 def test_a_layer_that_is_unknown_empty_or_repeated_is_refused(load: Load, refuses: Refuses, env: str) -> None:
     with refuses(UnreadableConfiguration, "text"):

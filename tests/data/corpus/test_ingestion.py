@@ -254,7 +254,7 @@ BASE = {"draw": 0, "side": "one", "shard_rows": 16, "tokens": {**PIECES, "too_lo
     ("change", "decides"),
     [
         ({"unicode_form": "NFKC"}, True), ({"collapse_whitespace": False}, True), ({"splits": {"key": "x"}}, True),
-        ({"length": {"max_words": 3}}, True), ({"near_duplicates": {}}, True), ({"draw": 1}, True),
+        ({"length": {"max_words": 3}}, True), ({"max_row_bytes": 500}, True), ({"near_duplicates": {}}, True), ({"draw": 1}, True),
         ({"side": "two"}, True), ({"max_bad_fraction": 0.99}, False), ({"replace": True}, False),
         *(({"tokens": {**BASE["tokens"], **limit}}, True)  # type: ignore[dict-item]
           for limit in ({"max_length": 5}, {"min_length": 2}, {"too_long": "truncate"})),

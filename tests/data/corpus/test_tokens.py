@@ -16,7 +16,7 @@ from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
 from mm_ldlm.data.corpus.tokens import build_tokenizer, ingestion_report, tokenize_records
 from mm_ldlm.data.store import ShardStore
 
-TEXTS = [f"the {word} {number} {number}" for number in range(12) for word in ("cat", "zebra", "unaffable dog")]
+TEXTS = [f"the {word} {number} {number}" for number in range(12) for word in ("cat", "red zebra", "unaffable dog")]
 KEYS = {"max_length": 5, "too_long": "truncate", "reduce_vocabulary": True}
 
 
