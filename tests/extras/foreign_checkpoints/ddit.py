@@ -5,7 +5,7 @@ B texts, L positions, S positions read together, D dim, E dim of a head, V ids o
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,25 +114,28 @@ def masked(clean_BL: Tensor, t: Tensor) -> Tensor:
     return clean_BL.masked_fill(torch.rand(clean_BL.shape, generator=torch.Generator().manual_seed(1)) < t, MASK)
 
 
-def folder(place: Path, content: Any, settings: Any, *, name: str = "model.pt") -> Path:
+def folder(
+    place: Path, content: Any, settings: Any, *, name: str = "model.pt", save: Callable[[Any, Path], Any] = torch.save
+) -> Path:
     """Write what a trainer leaves: weights, tokenizer and configuration."""
     base = Tokenizer(models.WordLevel({f"w{i}": i for i in range(WORDS)} | {"[UNK]": UNKNOWN}, unk_token="[UNK]"))
     base.pre_tokenizer = pre_tokenizers.Whitespace()
     place.mkdir(parents=True)
     base.save(str(place / "tokenizer.json"))
-    torch.save(content, place / name)
     (place / "config.yaml").write_text(json.dumps(settings))
+    save(content, place / name)
     return place
 
 
 def proves(
-    place: Path, settings: Any, *, tolerance: float = 1e-4, theirs: Any = None, **outputs: Tensor
-) -> dict[str, Any]:
+    place: Path, settings: Any, *, tolerance: float = 1e-4, theirs: Any = None, file: Mapping[str, Any] | None = None,
+    **outputs: Tensor,
+) -> dict[str, Any]:  # fmt: skip
     """Import weights with these outputs of the original code, and return the configuration of the run.
 
-    The differences that the import states must be below `tolerance`.
+    The differences that the import states must be below `tolerance`. `file` are other arguments of `folder`.
     """
-    path = folder(place / "theirs", theirs or weights(), settings)
+    path = folder(place / "theirs", theirs or weights(), settings, **file or {})
     torch.save({name: value.detach() for name, value in outputs.items()}, path / "reference.pt")
     found = import_checkpoint(path, place / "run").differences
     assert found is not None

@@ -10,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from omegaconf import OmegaConf
+from safetensors.torch import save_file
 from tests.components import CASES
 from tests.extras.foreign_checkpoints import ddit
 from tests.extras.foreign_checkpoints.ddit import LENGTH, WORDS, C, D, folder
@@ -24,7 +25,7 @@ from mm_ldlm.core import CheckpointError, parse
 from mm_ldlm.extras.foreign_checkpoints import commands
 from mm_ldlm.extras.foreign_checkpoints.converting import _fitted, head_dim_of
 from mm_ldlm.extras.foreign_checkpoints.exporting import write_model_pt
-from mm_ldlm.extras.foreign_checkpoints.importing import import_checkpoint
+from mm_ldlm.extras.foreign_checkpoints.importing import _with_mask, import_checkpoint
 from mm_ldlm.extras.foreign_checkpoints.trainers import flat, schedule_of
 from mm_ldlm.inference.exporting import source_of
 from mm_ldlm.inference.loading import load_run
@@ -70,15 +71,19 @@ def equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("timesteps", ["plain", "none", "sigma"])
 @pytest.mark.parametrize("wrapped", ["", "module.", "_orig_mod.module."])
-@pytest.mark.parametrize("averaged", [False, True])
+@pytest.mark.parametrize("averaged", ["", "in order", "by name"])
 def test_an_imported_dit_of_mdlm_has_the_logits_of_its_definition(
-    timesteps: Any, wrapped: str, averaged: bool, tmp_path: Path
+    timesteps: Any, wrapped: str, averaged: str, tmp_path: Path
 ) -> None:
     theirs = weights()
     theirs["vocab_embed.embedding"] *= 0.1  # so small that the ε of LayerNorm counts
-    ema = {"shadow_params": [value for name, value in theirs.items() if "cached" not in name]}
+    ema: dict[str, Any] = {
+        "": {},
+        "in order": {"ema": {"shadow_params": [value for name, value in theirs.items() if "cached" not in name]}},
+        "by name": {"ema_model": theirs},
+    }
     last = {wrapped + name: 2 * value if averaged else value for name, value in theirs.items()}
-    path = older(tmp_path / "older", {"state_dict": last, **({"ema": ema} if averaged else {})})
+    path = older(tmp_path / "older", {"state_dict": last, **ema[averaged]})
     import_checkpoint(path, tmp_path / "run", timesteps=timesteps)
     loaded = load_run(tmp_path / "run", device="cpu")
     tokens, valid, t = batch()
@@ -195,6 +200,11 @@ def test_an_id_that_the_checkpoint_has_no_row_for_is_never_written() -> None:
     assert head_dim_of({"rotary_emb.inv_freq": torch.ones(4)}) == 8
 
 
+def test_the_special_token_with_the_id_of_the_mask_becomes_the_mask() -> None:
+    (base := Tokenizer(BPE())).add_special_tokens(["<|endoftext|>", "</think>", "x"])
+    assert _with_mask(base, 1).get_vocab() == {"[PAD]": 0, "[MASK]": 1, "x": 2}
+
+
 def test_the_schedule_and_references_are_those_of_the_configuration() -> None:
     ends = {"noise.sigma_min": 0.1, "noise.sigma_max": 9.0, "noise.eps": 0.2}
     assert schedule_of({"noise.type": "geometric", **ends}) == {"kind": "geometric", "sigma_min": 0.1, "sigma_max": 9.0}
@@ -268,6 +278,11 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     ),
     "too many tokens": lambda path: torch.save(weights(23 + 128), path / "model.pt"),
     "too few tokens": lambda path: torch.save(weights(5), path / "model.pt"),
+    "no JSON in the metadata": lambda path: (
+        save_file(weights(), path / "best_ema.safetensors", {"config_json": "{"}) or (path / "model.pt").unlink()
+    ),
+    "averages without names": lambda path: torch.save({"model": weights(), "ema_model": [1]}, path / "model.pt"),
+    "another mask": lambda path: (path / "config.yaml").write_text("model: {n_heads: 2, mask_token_id: 3}"),
     "names of nobody": lambda path: torch.save({"a.0.b": torch.ones(1)}, path / "model.pt"),
     "averages of another model": lambda path: torch.save(
         {"state_dict": weights(), "ema": {"shadow_params": [torch.ones(3)]}}, path / "model.pt"

@@ -4,13 +4,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.components import SHAPE, configs_of, inputs_of, model_of, random_batch, root_of
+from safetensors.torch import save_file
+from tests.components import SHAPE, configs_of, inputs_of, model_of, random_batch, root_of, stir
 from tests.extras.comparison.test_plan import flat, resolved
+from tests.extras.foreign_checkpoints import ddit
 
+from mm_ldlm import MMLDLM
 from mm_ldlm.core import SamplingError
 from mm_ldlm.diffusion.random import RowGenerator
 
-KINDS = ("latent_dit", "latent_dit_cross")
+KINDS = ("latent_dit", "latent_dit_adaln", "latent_dit_cross")
 BATCH = random_batch(examples=3)
 
 
@@ -52,6 +55,43 @@ def test_a_text_without_latent_needs_a_null_latent(refuses: Any) -> None:
     assert plain.unconditional is None, "guidance needs a latent"
     last = guided.logits(tokens_BL[2:], asked[1][2:], torch.tensor([2]), BATCH.valid_BL[2:])
     torch.testing.assert_close(last, guided.logits(*asked)[-len(last) :])
+
+
+def test_a_checkpoint_of_arxiv_2602_11047_has_the_outputs_of_its_definition(tmp_path: Any) -> None:
+    nn, D, proj = torch.nn, ddit.D, lambda: torch.nn.ModuleDict({"proj": torch.nn.Linear(ddit.D, 2 * ddit.D)})
+    parts: Any = stir(nn.ModuleDict({
+        "token_embed": nn.Embedding(ddit.V, D), "pos_embed": nn.Embedding(ddit.LENGTH, D), "final_norm": proj(),
+        "cond_proj": nn.Sequential(nn.Linear(3, D), nn.GELU(), nn.Linear(D, D)),
+        "blocks": nn.ModuleList([nn.ModuleDict({
+            "adaln1": proj(), "attn": nn.MultiheadAttention(D, 2, batch_first=True), "adaln2": proj(),
+            "ff": nn.Sequential(nn.Linear(D, 9), nn.GELU(), nn.Identity(), nn.Linear(9, D)),
+        })]),
+        "output_proj": nn.Linear(D, ddit.V, bias=False),
+    }))  # fmt: skip
+    clean, t = ddit.clean_and_times()
+    noisy, vectors = ddit.masked(clean, t[:, None]), torch.randn(4, 3)
+    x, c = parts.token_embed(noisy) + parts.pos_embed.weight, parts.cond_proj(nn.functional.normalize(vectors))
+
+    def read(norm: Any) -> torch.Tensor:
+        return nn.functional.layer_norm(x, [D]) * (1 + norm.proj(c)[:, None, :D]) + norm.proj(c)[:, None, D:]
+
+    x = x + parts.blocks[0].attn(*3 * [read(parts.blocks[0].adaln1)])[0]
+    x = x + parts.blocks[0].ff(read(parts.blocks[0].adaln2))
+    logits = parts.output_proj(read(parts.final_norm))
+    ddit.proves(
+        tmp_path, {}, theirs=parts.state_dict(), tokens=noisy, clean=clean, t=t, latents=vectors, logits=logits,
+        loss=ddit.masked_cross_entropy(logits, clean, noisy, t[:, None]),
+        file={
+            "name": "best_ema.safetensors",
+            "save": lambda tensors, path: path.with_name("config.yaml").unlink() or save_file(
+                tensors, path, {"config_json": '{"model": {"num_heads": 2, "mask_token_id": 21}}'}
+            ),
+        },
+    )  # fmt: skip
+    made = MMLDLM.from_run(tmp_path / "run", device="cpu")
+    # the embedding is read with length 1
+    assert made.invert(vectors, length=5).tokens == made.invert(3 * vectors, length=5).tokens
+    assert made.score(["w1 w2"], latents=vectors[0]).likelihood == "given_length"
 
 
 def _generation(dropout: float) -> Any:

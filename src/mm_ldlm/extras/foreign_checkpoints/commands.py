@@ -44,7 +44,8 @@ def import_checkpoint(source: str, run: str, like: str | None, **given: Any) -> 
                 err=True,
             )
         click.echo(
-            f"Sample from it by `mm-ldlm generate 4 --length 8 --run {run}` or MMLDLM.from_run({run!r}); "
+            f"Sample from it by `mm-ldlm generate 4 --length 8 --run {run}`, by `mm-ldlm invert VECTORS.npy --length 8 "
+            f"--run {run}` if it reads embeddings, or by MMLDLM.from_run({run!r}); "
             f"start a training by `--params training.init_from={Path(run).absolute()}`.",
             err=True,
         )

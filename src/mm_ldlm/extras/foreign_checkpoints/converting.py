@@ -20,13 +20,12 @@ from mm_ldlm.extras.foreign_checkpoints.parameter_names import (
     Format,
     Rule,
     extended,
-    is_ddit,
     matches,
     summary,
     without_time,
 )
 from mm_ldlm.extras.foreign_checkpoints.proving import Differences
-from mm_ldlm.extras.foreign_checkpoints.trainers import trainer_of_kind
+from mm_ldlm.extras.foreign_checkpoints.trainers import format_of, trainer_of_kind
 
 ROTARY = {"rotary_emb.inv_freq": 2, "rotary_emb.cos_cached": 1}
 """Tables of rotary positions, and how many dimensions of a head each of their last columns stands for."""
@@ -41,7 +40,7 @@ class Converted:
     tensors: dict[str, Tensor]
     """by the name of the model's parameter"""
     format: str | None
-    """"ddit"; None: the names of this project"""
+    """Name of the format; None: the names of this project"""
     left_out: list[str]
     """names of the checkpoint that became no parameter"""
     averaged: bool = False
@@ -69,13 +68,13 @@ def convert(
         CheckpointError: the model has another architecture or other options, or a name has no rule.
     """
     refuse_other_model(found, options, source)
-    if not is_ddit(found):
+    if (form := _format(found, options)) is None:
         return Converted(dict(found), None, [])
-    form, head_dim = _format(options), options["dim"] // options["heads"]
+    head_dim = options["dim"] // options["heads"]
     made: dict[str, Tensor] = {}
     used: set[str] = set()
     missing: set[str] = set()
-    numbers = _numbers(form, found)
+    numbers = block_numbers(form, found)
     for rule in form.rules:
         for ours, theirs in _instances(rule, numbers):
             used.update(theirs)
@@ -94,14 +93,14 @@ def convert(
             "format."
         )
     made |= {name: torch.zeros(targets[name]) for name in form.zeros if name in targets}
-    return Converted(made, "ddit", left_out)
+    return Converted(made, form.name, left_out)
 
 
-def _format(options: Mapping[str, Any]) -> Format:
-    """Return the format for a model with these options."""
-    trainer = trainer_of_kind(kind := options.get("kind"))
-    if trainer is None:
-        return DDIT
+def _format(found: Mapping[str, Tensor], options: Mapping[str, Any]) -> Format | None:
+    """Return the format of a checkpoint for a model with these options; None if its names have no known format."""
+    form, trainer = format_of(found), trainer_of_kind(kind := options.get("kind"))
+    if trainer is None or form is not DDIT:
+        return form
     if trainer.timesteps == "constant":
         return without_time(str(kind))
     return extended(trainer.rules, zeros=trainer.zeros, options=trainer.model)
@@ -118,9 +117,8 @@ def refuse_other_model(found: Mapping[str, Tensor], options: Mapping[str, Any], 
 
     The message names the options to set. Names of no format are not checked.
     """
-    if not is_ddit(found):
+    if (form := _format(found, options)) is None:
         return
-    form = _format(options)
     wrong = [
         f"model.{name}={_yaml(value)} (found {_yaml(options.get(name))})"
         for name, value in form.options.items()
@@ -143,7 +141,7 @@ def _yaml(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else json.dumps(value).strip('"')
 
 
-def _numbers(form: Format, found: Mapping[str, Tensor]) -> list[int]:
+def block_numbers(form: Format, found: Mapping[str, Tensor]) -> list[int]:
     """Return the numbers of the blocks of a checkpoint."""
     patterns = {pattern for rule in form.rules for pattern in rule.theirs if "{n}" in pattern}
     return sorted({int(hit[1]) for name in found for pattern in patterns if (hit := matches(pattern, name))})

@@ -4,31 +4,36 @@ The model comes from the checkpoint itself (a known format, or an export of this
 imported like.
 """
 
+import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mm_ldlm.core import CheckpointError, ConfigurationError, parse_kind, show, to_dict
 from mm_ldlm.core.files import new_directory, write_json
 from mm_ldlm.data.corpus.tokenizer import MASKS, PADS, TextTokenizer, base_from_name, base_from_path
+from mm_ldlm.data.latents.normaliser import Normaliser
 from mm_ldlm.extras.foreign_checkpoints import parameter_names
 from mm_ldlm.extras.foreign_checkpoints import reading as legacy
-from mm_ldlm.extras.foreign_checkpoints.converting import Converted, convert, head_dim_of
+from mm_ldlm.extras.foreign_checkpoints.converting import Converted, block_numbers, convert, head_dim_of
 from mm_ldlm.extras.foreign_checkpoints.proving import compare
 from mm_ldlm.extras.foreign_checkpoints.trainers import (
     HEADS,
     LENGTH,
+    MASK,
     TIME,
     TOKENIZER,
     Trainer,
     filled,
     first,
     flat,
+    format_of,
     schedule_of,
     trainer_of,
 )
@@ -96,9 +101,9 @@ def _described(
 ) -> tuple[dict[str, Any], Path, Trainer | None]:
     """Return the configuration of the new run, the folder with its tokenizer and other parts, and another trainer."""
     own = found.file.parent
-    ddit = parameter_names.is_ddit(found.tensors)
+    form = format_of(found.tensors)
     described = like is not None or ((own / CONFIG).is_file() and (own / "tokenizer").is_dir())
-    if described or not ddit:
+    if described or form is None:
         _refuse_unread(found.file, given)
     if like is not None:
         run = newest_run(like)
@@ -106,10 +111,10 @@ def _described(
         return run_config(run, checkpoint), checkpoint, None
     if described:
         return run_config(own, own), own, None
-    if ddit:
+    if form is not None:
         settings = flat(found.settings)
         trainer = trainer_of(settings, found.tensors, found.file)
-        return _ddit(found, temporary, settings, trainer, **given), temporary, trainer
+        return _derived(found, temporary, settings, trainer, **given), temporary, trainer
     raise CheckpointError(
         f"{found.file}: the names of its {len(found.tensors)} parameters have no known format "
         f"({parameter_names.summary(found.tensors, most=4)}). If a model here has the same "
@@ -122,7 +127,7 @@ def _refuse_unread(file: Path, given: Mapping[str, Any]) -> None:
     """Raise CheckpointError if an option is given that the description of the model replaces."""
     if unread := [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]:
         raise CheckpointError(
-            f"{file}: {', '.join(unread)} are read only for a checkpoint of the format ddit, without --like. "
+            f"{file}: {', '.join(unread)} are read only for a checkpoint of a known format, without --like. "
             "Leave them out: the model and its tokenizer come from a run."
         )
 
@@ -131,7 +136,8 @@ def _load(root: Any, found: legacy.Legacy, config: Mapping[str, Any]) -> Convert
     """Copy the converted weights into the root. An objective without any keeps its initial values."""
     targets = saved_tensors(root)
     shapes = {name.removeprefix("model."): value.shape for name, value in targets.items()}
-    added = max(0, config["shape"].num_ids - len(found.tensors.get("vocab_embed.embedding", ())))
+    form, ids = format_of(found.tensors), config["shape"].num_ids
+    added = max(0, ids - (0 if form is None else form.size("rows", found.tensors) or 0))
     converted = convert(
         found.tensors, shapes, options=dict(config["model"]), source=found.file, added_ids=added if added <= 2 else 0
     )
@@ -172,41 +178,45 @@ def _write(
         )
 
 
-# -- the format ddit ---------------------------------------------------------------------------------------------------
+# -- known formats -----------------------------------------------------------------------------------------------------
 
 
-def _ddit(
+def _derived(
     found: legacy.Legacy, temporary: Path, settings: Mapping[str, Any], trainer: Trainer, *, tokenizer: str | None,
     heads: int | None, max_length: int | None, timesteps: Timesteps | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Derive the configuration of a run from the shapes of its parameters and the configuration of its training."""
-    tensors = found.tensors
-    marks = (*parameter_names.DDIT.marks, "blocks.0.mlp.0.weight", *trainer.fields.values())
+    tensors, form = found.tensors, trainer.format
+    marks = (*form.marks, form.sizes["mlp_dim"][0], *trainer.fields.values())
     matrices = [name for name in tensors for mark in marks if parameter_names.matches(mark, name)]
     if wrong := [name for name in matrices if tensors[name].ndim != 2 or not tensors[name].numel()]:
         raise CheckpointError(
             f"{found.file}: expected a matrix {wrong[0]}, found shape {tuple(tensors[wrong[0]].shape)}. Choose another "
             "checkpoint."
         )
-    cached = tensors.get("rotary_emb.cos_cached")
-    rows, dim = tensors["vocab_embed.embedding"].shape
-    head_dim = head_dim_of(tensors)
-    longest = cached.shape[1] if cached is not None and cached.ndim > 1 else None
-    max_length = _count("--max-length", max_length, longest, first(settings, *LENGTH), file=found.file)
+    sizes = {name: form.size(name, tensors) for name in form.sizes}
+    dim, head_dim = sizes["dim"] or 0, head_dim_of(tensors)
+    max_length = _count("--max-length", max_length, sizes["max_length"], first(settings, *LENGTH), file=found.file)
     in_file = dim // head_dim if head_dim else None
     heads = _count("--heads", heads, in_file, first(settings, *HEADS), file=found.file)
-    depth = 1 + max(
-        int(hit[1]) for name in tensors if (hit := parameter_names.matches("blocks.{n}.attn_qkv.weight", name))
-    )
     words = _tokenizer(
-        found.file.parent, tokenizer, first(settings, *TOKENIZER), rows=rows, max_length=max_length, added=trainer.added
-    )
+        found.file.parent, tokenizer, first(settings, *TOKENIZER), rows=sizes["rows"] or 0, max_length=max_length,
+        added=trainer.added, mask=settings.get(MASK),
+    )  # fmt: skip
     words.save(temporary / "tokenizer")
+    fields = {field: (tensors[name].shape[-1],) for field, name in trainer.fields.items()}
+    fingerprints = {"tokenizer": words.fingerprint}
+    if "latents" in fields:  # vectors of length 1 have coordinates of mean square 1/d
+        (d,) = fields["latents"]
+        normaliser = Normaliser("standard", np.zeros(d), np.full(d, d**-0.5), unit_norm=True)
+        normaliser.save(temporary / "normaliser")
+        fingerprints["normaliser"] = normaliser.fingerprint
     schedule = schedule_of(settings)
     options = {
-        **parameter_names.DDIT.options, **_timesteps(found.file, timesteps, settings, trainer, schedule),
-        "dim": dim, "depth": depth, "heads": heads, "conditioning_dim": len(tensors["sigma_map.mlp.0.weight"]),
-        "mlp_ratio": len(tensors["blocks.0.mlp.0.weight"]) / dim if "blocks.0.mlp.0.weight" in tensors else 4.0,
+        **form.options, **_timesteps(found.file, timesteps, settings, trainer, schedule),
+        **{name: size for name, size in sizes.items() if name == "conditioning_dim"},
+        "dim": dim, "depth": 1 + max(block_numbers(form, tensors)), "heads": heads,
+        "mlp_ratio": (sizes["mlp_dim"] or 4 * dim) / dim,
         **filled(trainer.model, settings),
     }  # fmt: skip
     process = {"kind": "absorbing", "schedule": schedule, **trainer.objective.get("process", {})}
@@ -219,12 +229,11 @@ def _ddit(
         )
     except ConfigurationError as error:
         raise CheckpointError(f"{found.file}: its shapes belong to no model here: {error}") from None
-    fields = {field: (tensors[name].shape[-1],) for field, name in trainer.fields.items()}
     shape = DataShape(
         vocab_size=words.vocab_size, pad_id=words.pad_id, mask_id=words.mask_id, max_length=max_length, fields=fields
     )
     return {"model": to_dict(model), "objective": to_dict(objective), "shape": shape, "encoder": {},
-            "fingerprints": {"tokenizer": words.fingerprint}}  # fmt: skip
+            "fingerprints": fingerprints}  # fmt: skip
 
 
 def _count(option: str, *values: Any, file: Path) -> int:
@@ -265,9 +274,13 @@ def _timesteps(
 
 
 def _tokenizer(
-    place: Path, named: str | None, trained: str | None, *, rows: int, max_length: int, added: str
+    place: Path, named: str | None, trained: str | None, *, rows: int, max_length: int, added: str, mask: Any
 ) -> TextTokenizer:
-    """Load the tokenizer that was named, the one next to the weights, or the one that the configuration names."""
+    """Load the tokenizer that was named, the one next to the weights, or the one that the configuration names.
+
+    Args:
+        mask: id that the configuration gives to [MASK]; None if it gives none.
+    """
     beside = [place / name for name in ("tokenizer.json", "vocab.txt") if (place / name).is_file()]
     if named is None and not beside and not isinstance(trained, str):
         raise CheckpointError(
@@ -283,6 +296,34 @@ def _tokenizer(
             f"{'That' if named else 'The configuration'} names {show(source, 60)}: {error}"
         ) from None
     size = base.get_vocab_size(with_added_tokens=True)
-    if rows == size + 1 and all(base.token_to_id(name) is None for name in (PADS if added in PADS else MASKS)):
+    others = () if mask == size else PADS if added in PADS else MASKS
+    if rows == size + 1 and all(base.token_to_id(name) is None for name in others):
         base.add_special_tokens([added])  # the id after the tokenizer's last
-    return TextTokenizer(base, max_length=max_length)
+    if mask is None:
+        return TextTokenizer(base, max_length=max_length)
+    words = TextTokenizer(_with_mask(base, mask), max_length=max_length)
+    if words.mask_id != mask:
+        raise CheckpointError(
+            f"{place}: expected a tokenizer in which the id {show(mask, 60)} ({MASK}) is [MASK] or another special "
+            f"token, found [MASK] with the id {words.mask_id}. Give the tokenizer of the checkpoint by --tokenizer."
+        )
+    return words
+
+
+def _with_mask(base: Any, mask: Any) -> Any:
+    """Return a tokenizer in which the special token of the id `mask` is [MASK], whatever it was before.
+
+    In a tokenizer without [PAD], `<|endoftext|>` becomes it, because such tokenizers pad with this token.
+    """
+    document = json.loads(base.to_str())
+    vocabulary, padded = document["model"]["vocab"], any(base.token_to_id(name) is not None for name in PADS)
+    for token in document["added_tokens"]:
+        old = new = token["content"]
+        if token["id"] == mask and old not in MASKS:
+            new = MASKS[0]
+        elif old == "<|endoftext|>" and not padded:
+            new = PADS[0]
+        token["content"] = new
+        if old in vocabulary:
+            vocabulary[new] = vocabulary.pop(old)
+    return type(base).from_str(json.dumps(document))

@@ -1,4 +1,6 @@
-"""The format `ddit` of checkpoints of other projects: which parameter of theirs becomes which of ours, as rules.
+"""Formats of checkpoints of other projects: which parameter of theirs becomes which of ours, as rules.
+
+`ddit` is here; families contribute others with their trainers.
 
 `{n}` in a pattern is a number. A rule makes one parameter of a model here from one or more parameters of the format.
 """
@@ -19,6 +21,7 @@ Transform = Callable[[Sequence[Tensor], int], Tensor]
 """Makes a parameter from parameters of the format; the second argument is the dimension of an attention head."""
 ROUNDING = 128
 """Other projects round the number of rows of an embedding up to a multiple of this."""
+_ROWS = ("text_embedding.weight", "text_head.linear.weight", "text_head.linear.bias")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,17 +31,23 @@ class Rule:
     ours: str
     theirs: tuple[str, ...]
     make: Transform
-    rows: bool = False
-    """The first dimension are tokens: rows beyond the vocabulary of this run, by which it was rounded, are left out."""
+
+    @property
+    def rows(self) -> bool:
+        """The first dimension are tokens: rows beyond the vocabulary of this run, by which it was rounded, are left
+        out."""
+        return self.ours in _ROWS
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A format that is recognised by the names of its parameters (`is_ddit`).
+    """A format that is recognised by the names of its parameters.
 
     Attributes:
+        name: for messages.
         what: the model whose names these are.
         marks: patterns of names that a checkpoint of this format has.
+        sizes: tensor and axis of each size: rows, dim, mlp_dim and max_length; conditioning_dim if a format has it.
         rules: by which a model here has the same function.
         zeros: parameters here that the format lacks, and that are zero in the same function.
         options: options of the model here, under which it has the same function.
@@ -46,13 +55,24 @@ class Format:
         left_out: patterns of names that the model does not need for its outputs.
     """
 
+    name: str
     what: str
     marks: tuple[str, ...]
+    sizes: Mapping[str, tuple[str, int]]
     rules: tuple[Rule, ...]
     zeros: tuple[str, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     timesteps: tuple[Mapping[str, Any], ...] = ()
     left_out: tuple[str, ...] = ()
+
+    def fits(self, names: Collection[str]) -> bool:
+        """Return whether a checkpoint with these names has the format."""
+        return all(any(matches(mark, name) for name in names) for mark in self.marks)
+
+    def size(self, name: str, found: Mapping[str, Tensor]) -> int | None:
+        """Return a size of a checkpoint; None if it lacks the tensor."""
+        tensor, axis = self.sizes[name]
+        return found[tensor].shape[axis] if tensor in found and found[tensor].ndim > axis else None
 
 
 # -- transforms --------------------------------------------------------------------------------------------------------
@@ -90,6 +110,15 @@ def _with_norms(found: Sequence[Tensor], head_dim: int) -> Tensor:
     return torch.cat(parts).float()
 
 
+def _shift_first(found: Sequence[Tensor], head_dim: int) -> Tensor:
+    """Join modulations, each with the rows of scale and shift, as rows of shift and scale."""
+    return torch.cat([half for each in found for half in reversed(each.chunk(2))])
+
+
+def _no_bias(found: Sequence[Tensor], head_dim: int) -> Tensor:
+    return torch.zeros(len(found[0]))
+
+
 def _zeros(found: Sequence[Tensor], head_dim: int) -> Tensor:
     return torch.zeros_like(found[0])
 
@@ -106,6 +135,7 @@ _BLOCK, _THEIRS = "blocks.{n}.streams.0.", "blocks.{n}."
 _NORMS = (_THEIRS + "norm1.weight", _THEIRS + "norm2.weight")
 
 DDIT = Format(
+    name="ddit",
     what="the DiT of MDLM (arXiv:2406.07524) and of the trainers derived from it",
     marks=(
         "vocab_embed.embedding",
@@ -113,8 +143,15 @@ DDIT = Format(
         _THEIRS + "attn_qkv.weight",
         "output_layer.linear.weight",
     ),
+    sizes={
+        "rows": ("vocab_embed.embedding", 0),
+        "dim": ("vocab_embed.embedding", 1),
+        "conditioning_dim": ("sigma_map.mlp.0.weight", 0),
+        "mlp_dim": ("blocks.0.mlp.0.weight", 0),
+        "max_length": ("rotary_emb.cos_cached", 1),
+    },
     rules=(
-        Rule("text_embedding.weight", ("vocab_embed.embedding",), _scaled, rows=True),
+        Rule("text_embedding.weight", ("vocab_embed.embedding",), _scaled),
         Rule("time.inner.weight", ("sigma_map.mlp.0.weight",), _same),
         Rule("time.inner.bias", ("sigma_map.mlp.0.bias",), _same),
         Rule("time.outer.weight", ("sigma_map.mlp.2.weight",), _same),
@@ -137,8 +174,8 @@ DDIT = Format(
             ("output_layer.adaLN_modulation.bias", "output_layer.norm_final.weight"),
             _with_norms,
         ),
-        Rule("text_head.linear.weight", ("output_layer.linear.weight",), _same, rows=True),
-        Rule("text_head.linear.bias", ("output_layer.linear.bias",), _same, rows=True),
+        Rule("text_head.linear.weight", ("output_layer.linear.weight",), _same),
+        Rule("text_head.linear.bias", ("output_layer.linear.bias",), _same),
     ),
     zeros=("positions.weight", "length_prior.logits_N"),
     options={
@@ -169,15 +206,21 @@ DDIT = Format(
 )
 
 
-TRANSFORMS: dict[str, Transform] = {"same": _same, "scaled": _scaled, "with_norms": _with_norms}
+TRANSFORMS: dict[str, Transform] = {
+    "same": _same, "scaled": _scaled, "with_norms": _with_norms, "shift_first": _shift_first, "no_bias": _no_bias,
+}  # fmt: skip
 """Transforms by the names that tables of trainers have for them"""
 
 
+def rules_of(table: Mapping[str, Sequence[str]]) -> tuple[Rule, ...]:
+    """Make rules of a table: names here, and a transform and names there."""
+    return tuple(Rule(ours, tuple(theirs), TRANSFORMS[made]) for ours, (made, *theirs) in table.items())
+
+
 def extended(rules: Mapping[str, Sequence[str]], *, zeros: tuple[str, ...], options: Mapping[str, Any]) -> Format:
-    """Return the format of a model with further parts; each rule is a name here, a transform and names there."""
-    more = (Rule(ours, tuple(theirs), TRANSFORMS[made]) for ours, (made, *theirs) in rules.items())
+    """Return the format `ddit` of a model with further parts, given as of `rules_of`."""
     return dataclasses.replace(
-        DDIT, rules=(*DDIT.rules, *more), zeros=(*DDIT.zeros, *zeros), options={**DDIT.options, **options}
+        DDIT, rules=(*DDIT.rules, *rules_of(rules)), zeros=(*DDIT.zeros, *zeros), options={**DDIT.options, **options}
     )
 
 
@@ -189,11 +232,6 @@ def without_time(kind: str) -> Format:
     }
     rules = tuple(made.get(rule.ours, rule) for rule in DDIT.rules)
     return dataclasses.replace(DDIT, rules=rules, options={**DDIT.options, "kind": kind}, timesteps=())
-
-
-def is_ddit(names: Collection[str]) -> bool:
-    """Return whether a checkpoint with these names has the format."""
-    return all(any(matches(mark, name) for name in names) for mark in DDIT.marks)
 
 
 def matches(pattern: str, name: str) -> re.Match[str] | None:

@@ -15,7 +15,8 @@ from mm_ldlm.extras.foreign_checkpoints.reading import load
 FILES = ("reference.safetensors", "reference.pt")
 _EXPECTED = (
     "tensors tokens (B, L), clean (B, L), t or sigma (B,) or (B, L), logits (B, L, R) and loss (B,) or (B, L), states "
-    "(B, L, d) if the model reads them, with ids of the tokenizer and texts that are not longer than the model's"
+    "(B, L, d) or latents (B, d) if the model reads them, with ids of the tokenizer and texts that are not longer "
+    "than the model's"
 )
 
 

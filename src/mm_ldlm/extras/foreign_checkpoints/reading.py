@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -25,13 +25,15 @@ from mm_ldlm.training.checkpoints.weights import refuse_non_finite
 
 FILES = (
     "model.pt", "checkpoint.pt", "model_final.pth", "model.pth", "pytorch_model.bin", "model.safetensors",
-    "checkpoint.pth", "best.ckpt", "last.ckpt",
+    "checkpoint.pth", "best.ckpt", "last.ckpt", "best.pt", "latest.pt", "final.pt", "best_ema.safetensors",
+    "final_ema.safetensors",
 )  # fmt: skip
 """Names of the weights in a folder, in the order in which they are looked for."""
 WRAPPERS = ("module.", "_orig_mod.", "model.", "backbone.")
 """Prefixes of parameters that DDP, `torch.compile` and trainers add."""
-_WEIGHTS = ("model_state_dict", "state_dict", "model", "module")
-"""Keys of the weights in a file that contains more."""
+_AVERAGES = ("ema_model", "ema_state_dict")
+_WEIGHTS = ("model_state_dict", "state_dict", "model", "module", *_AVERAGES)
+"""Keys of the weights in a file that contains more; the averages, with names, may be the only ones."""
 BUFFERS = (
     "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "sampling_eps_min", "sampling_eps_max",
     "limiting_distribution", "logit_bias",
@@ -96,7 +98,12 @@ def load(file: Path) -> Any:
     """
     try:
         if file.suffix == ".safetensors":
-            return load_file(file)
+            with safe_open(file, framework="pt") as opened:
+                about = opened.metadata() or {}
+            if "config_json" not in about:
+                return load_file(file)
+            settings = json.loads(about["config_json"])
+            return {_AVERAGES[0]: load_file(file), "config": settings, "step": int(about.get("step", 0))}
         if zipfile.is_zipfile(file):  # torch.load compares no checksums
             with zipfile.ZipFile(file) as archive:
                 if (part := archive.testzip()) is not None:
@@ -161,13 +168,17 @@ def _checked(weights: Any, file: Path) -> dict[str, Tensor]:
 
 
 def _averages(content: Any, tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor] | None:
-    """Read the averaged weights of MDLM's trainer and its descendants: `ema.shadow_params`, in the order of the
-    parameters, without names.
+    """Read the averaged weights: by name, or as MDLM's trainer and its descendants write them, `ema.shadow_params` in
+    the order of the parameters.
 
     Raises:
         CheckpointError: their number or shapes differ from the parameters'.
     """
-    ema = content.get("ema") if isinstance(content, Mapping) else None
+    if not isinstance(content, Mapping):
+        return None
+    if (named := next((content[key] for key in _AVERAGES if key in content), None)) is not None:
+        return _checked(named, file)
+    ema = content.get("ema")
     values = ema.get("shadow_params") if isinstance(ema, Mapping) else None
     if not isinstance(values, (list, tuple)):
         return None
@@ -199,7 +210,8 @@ def _settings(content: Any, place: Path) -> dict[str, Any]:
     for file in (place / name for name in _SETTINGS if (place / name).is_file()):
         return read_yaml(file)
     hyper = content.get("hyper_parameters") if isinstance(content, Mapping) else None
-    found = _plain(hyper.get("config") if isinstance(hyper, Mapping) else None)
+    inside = hyper if isinstance(hyper, Mapping) else content if isinstance(content, Mapping) else {}
+    found = _plain(inside.get("config"))
     return found if isinstance(found, dict) else {}
 
 

@@ -1,8 +1,8 @@
 """Trainers whose checkpoints can be imported, and what becomes of every key of their configurations.
 
-All of them train the network of the format `ddit`, some with further parts. A trainer is a table: the objective that
+Most of them train the network of the format `ddit`, some with further parts. A trainer is a table: the objective that
 has its function here, and the values of the keys by which its configurations are recognised. Families contribute theirs
-to `TRAINERS`.
+to `TRAINERS`, with the format of the parameters if it is another one.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mm_ldlm.core import CheckpointError, Registry, nearest, show
+from mm_ldlm.extras.foreign_checkpoints.parameter_names import DDIT, Format, rules_of
 from mm_ldlm.training.checkpoints.weights import flat as leaves
 
 TRAINERS = Registry(
@@ -51,6 +52,8 @@ class Trainer:
     """Parameters besides the format's, as of `parameter_names.extended`"""
     zeros: tuple[str, ...] = ()
     """Parameters here that are zero, besides the format's"""
+    format: Format = DDIT
+    """Of the parameters; in a table a mapping of its attributes, with its rules as of `parameter_names.rules_of`"""
 
 
 MDLM: dict[str, Any] = {
@@ -83,9 +86,12 @@ NOISES = {
     "discrete_diffusion.noise_schedules.GeometricNoise": "geometric",
 }  # fmt: skip
 """Their schedules, and ours"""
-HEADS, LENGTH = ("model.n_heads", "n_heads"), ("model.length", "model.max_seq_len", "model_length", "length")
+HEADS, LENGTH = (
+    ("model.n_heads", "n_heads", "model.num_heads"),
+    ("model.length", "model.max_seq_len", "model_length", "length"),
+)
 TIME, NOISE = ("time_conditioning", "algo.time_conditioning"), ("noise.type", "noise._target_")
-TOKENIZER = ("data.tokenizer_name_or_path",)
+TOKENIZER, MASK = ("data.tokenizer_name_or_path", "model.decoder_tokenizer"), "model.mask_token_id"
 KEYS = (
     Keys(" ".join(HEADS), "model.heads"),
     Keys(" ".join(LENGTH), "shape.max_length"),
@@ -97,6 +103,7 @@ KEYS = (
     Keys("block_size", "the length of blocks, of trainers that have them"),
     Keys("model.hidden_size hidden_dim hidden_size model.cond_dim cond_dim model.n_blocks n_blocks vocab_size tokens",
          "the shapes of the tensors"),
+    Keys(MASK, "the id of [MASK]"),
     Keys("model.tie_word_embeddings tie_word_embeddings", "the file has both tables"),
     Keys("model.scale_by_sigma", "the scaling of scores; not read by other trainers"),
     Keys("T algo.T", "objective.process: time is continuous", (0,)),
@@ -133,7 +140,16 @@ KEYS = (
 @functools.cache
 def trainers() -> tuple[Trainer, ...]:
     """Load all trainers, the core's first."""
-    return tuple(Trainer(**TRAINERS.load(name)) for name in TRAINERS)
+    tables = [dict(TRAINERS.load(name)) for name in TRAINERS]
+    for table in tables:
+        if "format" in table:
+            table["format"] = Format(**{**table["format"], "rules": rules_of(table["format"]["rules"])})
+    return tuple(Trainer(**table) for table in tables)
+
+
+def format_of(names: Collection[str]) -> Format | None:
+    """Return the format that a checkpoint with these names has; None if it has no known one."""
+    return next((each.format for each in trainers() if each.format.fits(names)), None)
 
 
 def trainer_of_kind(kind: Any) -> Trainer | None:
@@ -154,6 +170,7 @@ def trainer_of(settings: Mapping[str, Any], names: Collection[str], file: Path) 
         if all(settings[key] in values for key, values in each.when.items() if key in settings)
         and given.keys() <= each.when.keys()
         and {*each.fields.values()} <= {*names}
+        and each.format.fits(names)
     ]
     found = max(fitting, key=lambda each: len(each.fields), default=None)
     keys = (*(Keys(*each) for each in (() if found is None else found.keys)), *KEYS)

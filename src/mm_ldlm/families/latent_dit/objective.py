@@ -57,15 +57,15 @@ class LatentConditionedConfig(TextDiffusionConfig):
         sees, null = self.condition_dropout < 1, self.trains_null_latent
         uses = {
             **dict.fromkeys(_GIVEN, sees),
-            "score_given_latent": sees and no_lengths_given is None,
+            "score_given_latent": sees,
             "unconditional": null,
             "infill": null,
-            "score": null and no_lengths is None,
+            "score": null,
         }
         return Capabilities(
             uses=frozenset(use for use, able in uses.items() if able),
             fields=self.fields,
-            likelihood="bound",
+            likelihood="given_length" if self.length_weight == 0 else "bound",
             untrained_lengths={
                 "l2t": no_lengths_given,
                 "interpolate": no_lengths_given,
