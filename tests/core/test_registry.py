@@ -134,6 +134,8 @@ def test_a_kind_is_found_by_name_entry_point_and_import_path() -> None:
 def test_what_is_no_kind_is_refused_by_its_path(refuses: Refuses, value: Any, named: tuple[str, ...]) -> None:
     with refuses(ConfigurationError, *named):
         parse(Drawing, {"one": value}, at="drawing")
+    with pytest.raises(ConfigurationError, match=r"drawing\.optional"):
+        parse(Drawing, {"one": {"kind": "square", "side": 3}, "optional": value}, at="drawing")
 
 
 @pytest.mark.parametrize("error", [SystemExit(128 + signal.SIGTERM), KeyboardInterrupt(), SamplingError("x")])

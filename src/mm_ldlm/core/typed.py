@@ -239,7 +239,7 @@ def _resolve(hint: Any, item: Any, at: str) -> Any:
     if origin in (Union, types.UnionType):
         fitting = [arg for arg in args if _may_be(arg, item)]
         fitting.sort(key=lambda arg: arg is not type(item))
-        return _resolve(fitting[0], item, at) if fitting else item
+        return _resolve((fitting or args)[0], item, at)  # the first type refuses what fits none of them
     if dataclasses.is_dataclass(hint):
         return parse(cast(type, hint), item, at=at)
     if isinstance(item, Mapping) and origin in (dict, Mapping):
