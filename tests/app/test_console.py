@@ -119,12 +119,19 @@ def test_the_encoder_of_an_option_is_loaded_on_the_device_of_the_run(monkeypatch
     assert found == [("e5", 64, "cuda:1"), ("e5", 2, "cuda:1")]
 
 
-def test_an_unknown_command_is_refused_and_a_broken_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("package", ["no_such_package", "broken_of_a_test.module", "odd_of_a_test"])
+def test_an_unknown_command_is_refused_and_a_broken_one_too(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert call("invrt").exit_code == 2
-    monkeypatch.setattr(console, "COMMANDS", Registry("command", {"x": "no_such_package:y"}, "commands_of_a_test"))
+    (tmp_path / "broken_of_a_test").mkdir()
+    (tmp_path / "broken_of_a_test/__init__.py").write_text("raise RuntimeError")
+    (tmp_path / "odd_of_a_test.py").write_text("import math\ndef y(model, *, x: float = math.inf): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(console, "COMMANDS", Registry("command", {"x": f"{package}:y"}, "commands_of_a_test"))
     broken = call("x")
     assert broken.exit_code == 1
-    assert "no_such_package" in broken.output
+    assert package in broken.output
     assert isinstance(broken.exception, SystemExit)
 
 

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mm_ldlm.core import Registry, contributed
+from mm_ldlm.core import ConfigurationError, Registry, contributed, foreign_code
 
 COMMANDS = Registry(
     "command",
@@ -45,7 +45,7 @@ class Parameter(NamedTuple):
 
     name: str
     kind: Any
-    """int, float, bool, str or `length`; without a meaning for rows"""
+    """int, float, bool, str or `length`; str where it is a list (`texts`, `vectors`)"""
     texts: bool
     """Whether it is a list with one text for each row; it may be one of vectors as well"""
     vectors: bool
@@ -58,7 +58,7 @@ class Parameter(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request, apart from its name."""
+    """Help, type of the result and parameters of a request."""
 
     help: str
     returns: str
@@ -106,8 +106,15 @@ def _parameter(argument: ast.arg, default: ast.expr | None, module: str, words: 
         help=words[:1].upper() + words[1:] + f" One of {', '.join(choices)}." * is_open,
         positional=positional,
         required=default is None,
-        default=None if default is None else ast.literal_eval(default),
+        default=default and _literal(default, f"{module}: the parameter '{argument.arg}' of a request"),
     )
+
+
+def _literal(node: ast.expr, what: str) -> Any:
+    with foreign_code(lambda _: ConfigurationError(
+        f"{what}: expected a default that is readable without an import, found {ast.unparse(node)}. Write a literal."
+    )):  # fmt: skip
+        return ast.literal_eval(node)
 
 
 def _choices(name: str, module: str) -> list[str]:
@@ -130,7 +137,7 @@ def _source(module: str) -> list[ast.stmt]:
     try:
         spec = importlib.util.find_spec(module)
         return ast.parse(Path(str(spec and spec.origin)).read_bytes()).body
-    except (ImportError, OSError, SyntaxError, ValueError):
+    except Exception:  # also what the package above the module raises, which `find_spec` imports
         return []
 
 

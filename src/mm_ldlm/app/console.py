@@ -39,8 +39,8 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             missing = f"No such command {show(cmd_name)}.{nearest(cmd_name, COMMANDS)}"
             return None if ctx.resilient_parsing else ctx.fail(missing)
-        request = request_at((COMMANDS.external | COMMANDS.known)[cmd_name])
         with messages_only():
+            request = request_at((COMMANDS.external | COMMANDS.known)[cmd_name])
             return cast(click.Command, COMMANDS.load(cmd_name)) if request is None else command_of(cmd_name, request)
 
 
