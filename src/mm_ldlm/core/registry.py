@@ -105,7 +105,7 @@ class Kinds(Registry):
                 class is not one of the group.
         """
         name = kind if isinstance(kind, str) else ""
-        path = self.known.get(name) or self.external.get(name) or (name if _is_import_path(name) else None)
+        path = self.known.get(name) or self.external.get(name) or (name if is_import_path(name) else None)
         if path is None:
             raise ConfigurationError(
                 f"parameter '{at}.kind': expected {with_article(self.what)}, found {show(kind)}.{nearest(kind, self)} "
@@ -138,7 +138,7 @@ def with_article(words: str) -> str:
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
-def _is_import_path(kind: str) -> bool:
+def is_import_path(kind: str) -> bool:
     """Return whether a string has the form package.module:Class."""
     module, colon, name = kind.partition(":")
     return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))

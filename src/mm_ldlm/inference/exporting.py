@@ -7,7 +7,7 @@ size and the digest of each file, which are compared when it is loaded.
 import contextlib
 import dataclasses
 import json
-import re
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mm_ldlm.core import CheckpointError, ConfigurationError, reason_of, show, to_dict
 from mm_ldlm.core.files import InputFile, is_taken
+from mm_ldlm.core.registry import is_import_path
 from mm_ldlm.data.encoders.base import parse_encoder
 from mm_ldlm.inference.calibration import CALIBRATION
 from mm_ldlm.inference.files import newest_run, pretrained, pretrained_names
@@ -64,7 +65,7 @@ def source_of(
         dtype: data type of the matrices, which a model that loads them converts to float32 again; None keeps theirs.
 
     Raises:
-        CheckpointError: there is no such run or checkpoint, or the folder exists or cannot exist.
+        CheckpointError: there is no such run or checkpoint, or the folder exists.
     """
     refuse_existing(target)
     run = newest_run(run)
@@ -78,10 +79,10 @@ def source_of(
 
 
 def refuse_existing(target: Path) -> None:
-    """Raise CheckpointError if a folder that is to be written exists."""
-    if is_taken(target):
+    """Raise CheckpointError if a folder that is to be written has files, or is the working directory."""
+    if is_taken(target) or not target.name:
         raise CheckpointError(
-            f"{target}: expected a new folder, found one with files. Choose another name, or remove it."
+            f"{target}: expected a new folder, found one with files or the working directory. Choose another name."
         )
 
 
@@ -125,7 +126,7 @@ def pretrained_folder(name: str | Path, *, revision: str | None = None) -> Path:
     Raises:
         CheckpointError: there is no such folder, and no such repository in the cache or on the hub; or see `_trusted`.
     """
-    if (shipped := pretrained(name)) is not None or Path(name).is_dir():
+    if (shipped := pretrained(name)) is not None or os.path.isdir(name):
         return _trusted(shipped or Path(name))
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
@@ -151,7 +152,7 @@ def _trusted(path: Path) -> Path:
     file = InputFile(path / CONFIG, remedy="Load it by MMLDLM.from_run if you trust its author.", error=CheckpointError)
     config, found = dataclasses.replace(file, remedy=folder.AGAIN).json(dict), list[Any]()
     json.loads(file.text(), object_hook=lambda value: found.extend(value.values()))
-    if paths := [value for value in found if re.fullmatch(r"(?!mm_ldlm\.)[\w.]+:[A-Za-z_]\w*", str(value))]:
+    if paths := [each for each in map(str, found) if is_import_path(each) and not each.startswith("mm_ldlm.")]:
         file.refuse("kinds of this installation", f"the import paths {show(paths)}")
     encoder = config.get("encoder")
     with contextlib.suppress(ConfigurationError):  # it cannot be loaded, and texts need another one

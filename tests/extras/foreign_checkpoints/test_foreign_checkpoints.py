@@ -1,5 +1,6 @@
 """Checkpoints of other trainers: the same logits here, the same bits after an export, and nothing of a damaged file."""
 
+import contextlib
 import json
 import pickle
 from collections.abc import Callable
@@ -234,6 +235,9 @@ def test_export_and_import_return_the_same_bits(kind: str, tmp_path: Path, refus
     assert equal(saved(tmp_path / "like"), saved(run))
     with refuses(CheckpointError, "out"):
         source_of(run, tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with contextlib.chdir(tmp_path / "empty"), pytest.raises(CheckpointError, match="working directory"):
+        source_of(run, Path())
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -184,6 +184,7 @@ def test_only_the_card_and_files_of_downloads_may_be_added(file: str, link: bool
             }
         },
         {"model": {"kind": "antigravity:Model"}},
+        {"model": {"kind": "antigravity:Ä"}},
         {"objective": {"kind": "multimodal", "process": {"kind": "absorbing", "schedule": {"kind": "os.path:join"}}}},
     ],
 )
