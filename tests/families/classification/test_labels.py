@@ -67,6 +67,8 @@ def test_a_label_that_no_source_gives_is_refused_before_the_first_node(
         run("topic")
     with refuses(ConfigurationError, "objective.label", "label, split_group", "`--params objective.label=label`"):
         run("topic", label_column="topic", group_column="author")
+    with refuses(ConfigurationError, "objective.label", "no_such_package"):
+        run("no_such_package:label")
     run("label", label_column="topic")
     run(NUM_WORDS)
 
@@ -148,7 +150,7 @@ def test_pitfall_25_labels_of_a_function_that_has_changed_are_refused(
 ) -> None:
     config, _, labels, _, _ = stores(tmp_path, ROWS, label=NUM_WORDS)
     before = Labels(config).folder
-    monkeypatch.setattr(module, "describe_function", lambda key: {"name": key, "module": "another digest"})
+    monkeypatch.setattr(module, "describe_function", lambda key, at: {"name": key, "module": "another digest"})
     assert Labels(config).folder != before
     with refuses(ConfigurationError, NUM_WORDS, "the code of its module has changed"):
         Labels.refuse_other(labels, objective=config)

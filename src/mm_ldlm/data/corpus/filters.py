@@ -88,8 +88,13 @@ def load_function(dotted: str, *, at: str) -> Callable[..., Any]:
     return found
 
 
-def describe_function(dotted: str) -> dict[str, str]:
-    """Return the name of a function and, where available, the digest of its module's source code."""
+def describe_function(dotted: str, *, at: str) -> dict[str, str]:
+    """Return the name of a function and, where available, the digest of its module's source code.
+
+    Raises:
+        ConfigurationError: there is no such function (`load_function`).
+    """
+    load_function(dotted, at=at)
     try:
         source = inspect.getsource(importlib.import_module(dotted.partition(":")[0]))
     except (OSError, TypeError):

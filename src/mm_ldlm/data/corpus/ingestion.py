@@ -24,7 +24,7 @@ from mm_ldlm.core.progress import shown
 from mm_ldlm.data.corpus import tokenizer_training
 from mm_ldlm.data.corpus.cleaning import Chunk, Preparation, SideStore
 from mm_ldlm.data.corpus.config import SHORT_FORMS, IngestionConfig
-from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, describe_function, load_function
+from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, describe_function
 from mm_ldlm.data.corpus.merging import Counts, Merger
 from mm_ldlm.data.corpus.quarantine import DAMAGE, QUARANTINE_SCHEMA, BadRow, printable
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA
@@ -344,8 +344,7 @@ def _fingerprints(config: IngestionConfig, opening: Opening) -> dict[str, str]:
             if plain.get(key, "") is None:  # as before there was this key
                 plain.pop(key)
     if config.language_filter is not None:
-        load_function(config.language_filter, at=LANGUAGE_FILTER)
-        parameters["language_filter"] = describe_function(config.language_filter)
+        parameters["language_filter"] = describe_function(config.language_filter, at=LANGUAGE_FILTER)
     described = [_call(source, functools.partial(_description, source, opening)) for source in config.sources]
     return {"parameters": fingerprint(parameters), "sources": fingerprint(described)}
 

@@ -28,7 +28,7 @@ UNUSABLE = {
     "no_pair": (NO_PAIR, "no second text"),
 }
 """Reason of the quarantine → (value, words)"""
-_ROWS = 65_536
+_AT, _ROWS = "parameter 'objective.label'", 65_536
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Labels(Feature):
         made_by = {"records": records.manifest.fingerprint, "label": self.variant}
         if (kept := Manifest.finished(workspace, made_by)) is not None:
             return kept
-        function = load_function(key, at="parameter 'objective.label'") if ":" in key else None
+        function = load_function(key, at=_AT) if ":" in key else None
         found: list[tuple[str | None, bool, bool]] = []
         for table in records.iter_tables(_ROWS, columns=["text", "split", "meta"]):
             for row in table.to_pylist():
@@ -67,7 +67,10 @@ class Labels(Feature):
 
     def refuse_sources(self, sources: Sequence[Any]) -> None:
         key, found = self.objective.label, [source.meta_keys for source in sources]
-        if ":" in key or None in found or key in (known := set[str]().union(*found)):
+        if ":" in key:
+            load_function(key, at=_AT)
+            return
+        if None in found or key in (known := set[str]().union(*found)):
             return
         raise ConfigurationError(
             "parameter 'objective.label': expected a key that the sources give to their records "
@@ -169,4 +172,4 @@ class PairTokens(Feature):
 
 def _origin(key: str) -> str | dict[str, str]:
     """Describe the origin of labels: a key of `meta`, or the name and the digest of a function."""
-    return describe_function(key) if ":" in key else key
+    return describe_function(key, at=_AT) if ":" in key else key
