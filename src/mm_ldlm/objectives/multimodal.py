@@ -74,7 +74,7 @@ class MultimodalConfig(ModalityOptions):
         super().__post_init__()
         refuse_if(
             not self.frequencies,
-            "loss_type_weights: expected at least one mode of weight above 0, found none",
+            "expected at least one mode of weight above 0, found none",
             "loss_type_weights",
         )
 

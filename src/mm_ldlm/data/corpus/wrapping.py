@@ -102,13 +102,13 @@ def ingest_wrapped(
             )
     records = done.manifest("records", kind="records", schema=RECORD_SCHEMA, splits=done.state["rows"])
     done.manifest(TOKEN_IDS, kind=TOKEN_IDS, schema=_SCHEMA).write(workspace / TOKEN_IDS)
-    wrapped = {**done.state, "rest": sum(map(len, done.state["rest"].values()))}
+    counts = {**done.state, "rest": sum(map(len, done.state["rest"].values()))}
     if not any(done.state["rows"].values()):
         raise ConfigurationError(
             f"parameter 'tokenizer.wrap': expected documents that fill texts of {tokens.max_length} tokens, found "
-            f"{wrapped['rest']} tokens of all splits and sources. Give more documents, or lower tokenizer.max_length."
+            f"{counts['rest']} tokens of all splits and sources. Give more documents, or lower tokenizer.max_length."
         )
-    return records, refused, {**report, "fingerprint": records.fingerprint, "wrapped": wrapped}
+    return records, refused, {**report, "fingerprint": records.fingerprint, "wrapped": counts}
 
 
 def wrap_of(tokens: ShardStore) -> WrapConfig | None:

@@ -4,7 +4,6 @@ All ranks repeat the step together, as sharded models need, and exchange their f
 """
 
 import dataclasses
-import json
 import math
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from mm_ldlm.core.files import write_text
+from mm_ldlm.core.files import write_json
 from mm_ldlm.distributed import collectives
 from mm_ldlm.distributed.parallel import full
 from mm_ldlm.objectives.base import Batch
@@ -37,7 +36,7 @@ class Findings:
         parameters: parameters with non-finite values.
         forward: first module with a non-finite output from finite inputs.
         gradient: first parameter with a non-finite gradient.
-        norm: largest norm of the gradients of a micro-batch, in float64; 0 if a gradient is non-finite.
+        norm: largest norm of the gradients of a micro-batch, in float64, before the first with a non-finite gradient.
         steepest: parameter with the largest of these gradients.
     """
 
@@ -101,7 +100,7 @@ class Diagnosis(Observer):
             ranks = [dataclasses.asdict(each) for each in everyone]
             document = {"step": step, "draw": draw, "reason": reason, "diagnosis": paragraph, "ranks": ranks}
             file = run.checkpointer.directory.parent / f"diagnosis-step-{step:08d}.json"
-            write_text(file, json.dumps(document, indent=1))
+            write_json(file, document)
             run.tracker.event(step, "diagnosis", reason=paragraph)
         return paragraph
 

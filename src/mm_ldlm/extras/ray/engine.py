@@ -170,7 +170,7 @@ class RayEngine:
                     more = position >= 0
                     if more:
                         running[remote.remote(*shared, task)] = position
-                if not running and not done:
+                if not running:
                     return
                 for reference in self._ended(list(running), cpus, gpus):
                     position = running.pop(reference)

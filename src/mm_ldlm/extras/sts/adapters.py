@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 from sentence_transformers.util import cos_sim, pairwise_cos_sim
 
 from mm_ldlm.core import EvaluationError
@@ -47,8 +48,6 @@ class EncoderAdapter:
         vectors = vectors[0] if isinstance(sentences, str) else vectors
         if convert_to_numpy and not convert_to_tensor:
             return vectors
-        import torch
-
         return torch.from_numpy(vectors)
 
     encode_query = encode_document = encode

@@ -73,24 +73,22 @@ class ImageTextOptions(ModalityOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_if(
-            not self.modes, "mode_weights: expected at least one mode of weight above 0, found none", "mode_weights"
-        )
+        refuse_if(not self.modes, "expected at least one mode of weight above 0, found none", "mode_weights")
 
     @property
     def frequencies(self) -> dict[str, float]:
         return positive_weights(self.mode_weights)
 
-    def image_capabilities(self, **more: Any) -> Capabilities:
-        """Make the capabilities that follow from the modes; `uses` are added to them."""
+    def image_capabilities(self, *, uses: frozenset[str] = frozenset(), **more: Any) -> Capabilities:
+        """Make the capabilities that follow from the modes, with further `uses` and fields of `Capabilities`."""
         given = self.condition_dropout < 1  # a mode whose condition is always dropped is never trained with it
-        uses = {
+        of_modes = {
             "caption_to_image": given and "caption_to_image" in self.modes,
             "image_to_caption": given and "image_to_caption" in self.modes,
             "image_text": "joint" in self.modes,
         }
         return Capabilities(
-            uses=frozenset(use for use, able in uses.items() if able) | more.pop("uses", frozenset()),
+            uses=uses | {use for use, able in of_modes.items() if able},
             fields=self.fields,
             untrained_lengths={
                 "image_to_caption": untrained_lengths(self, given=True),
@@ -160,9 +158,7 @@ class ContinuousImageTextObjective(ModalityObjective):
     def generative_model(self, model: nn.Module) -> "ContinuousImageTextGeneration":
         return ContinuousImageTextGeneration(model, self.shape, self.config, modality=self.modality)
 
-    def corrupt_texts(
-        self, model: Any, batch: Batch, generator: RowGenerator
-    ) -> tuple[NoisyTexts, dict[str, Any]]:  # fmt: skip
+    def corrupt_texts(self, model: Any, batch: Batch, generator: RowGenerator) -> tuple[NoisyTexts, dict[str, Any]]:
         """Draw the noise of the vectors; the model adds it to signal · vector, so that the vectors are trained too."""
         # In the order of the batch: the order of `modality.value_times` would be that of the image's times.
         u = generator.fork("text_time").shared_uniform()

@@ -245,8 +245,7 @@ class UniformSedd(Sedd):
         the other words. dσ/dm = 1/(1 − m) and Q = 1/W. Sums over words in float32, and their combination in float64.
         """
         V, W = self.vocab_size, self.words
-        words_V = self.is_word_V
-        other_MV = words_V & (torch.arange(V, device=output_MV.device) != noisy_M[:, None])
+        other_MV = self.is_word_V & (torch.arange(V, device=output_MV.device) != noisy_M[:, None])
         output_MV = output_MV[..., :V].float()
         others_MV = output_MV.masked_fill(~other_MV, -torch.inf)
         positive_M = others_MV.logsumexp(dim=-1).double().exp()
