@@ -87,7 +87,7 @@ def test_the_first_gradient_in_the_order_of_the_backward_pass_and_the_largest_no
         {"e": math.inf},
     ):
         module._gradients(found, {name: torch.tensor([value]) for name, value in given.items()})
-        assert found.norm >= 5 == pytest.approx(5)
+        assert found.norm >= 5
     assert (found.norm, found.steepest, found.gradient) == (pytest.approx(5e30), "b", "d")
 
 
