@@ -17,6 +17,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "sampling": {"SENTENCES": 4, "ROUNDS": 1},
     "startup": {"ROUNDS": 1},
     "service": {"REQUESTS": 60, "SINGLE": 3, "FIRST": 20},
+    "starter_entropy": {"TEXTS": 3},
 }
 """Benchmark → its constants for a small setting"""
 SLOW = ("embedding", "training", "families", "sampling", "startup", "service")

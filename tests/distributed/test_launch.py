@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -224,6 +225,20 @@ def test_training_on_two_hosts_equals_two_processes_of_one(
         assert {key: value.tobytes() for key, value in one_host.items()} == {
             key: value.tobytes() for key, value in two_hosts.items()
         }, name
+
+
+@pytest.mark.slow
+def test_embedding_on_two_hosts_equals_one(
+    namespaces: list[str], run_kedro: Callable[..., Any], workshop: Path, project: Path
+) -> None:
+    run_kedro("run", "--env=test", "--pipelines=ingestion,embedding", "--params=tracking.enabled=false")
+    features = workshop / "data" / "test" / "04_feature"
+    expected = {path: path.read_bytes() for path in features.rglob("part-*.arrow")}
+    expected |= {path: path.read_bytes() for path in features.rglob("manifest.json")}
+    shutil.rmtree(features)
+    params = ("--pipeline=embedding", "--params=tracking.enabled=false")
+    on_hosts(namespaces, *params, workshop=workshop, project=project, port=29523)
+    assert {path: path.read_bytes() for path in expected} == expected
 
 
 OURS, FOREIGN = "", "x.py:1"

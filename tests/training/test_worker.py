@@ -3,6 +3,9 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +16,7 @@ from tests.training.ranks import train_forked, train_on_ranks
 from tests.training.test_loop import EVERY_STEP, faulty
 
 from mm_ldlm.core import CheckpointError, WorkerFailed
+from mm_ldlm.core.files import write_json
 from mm_ldlm.distributed import failure
 from mm_ldlm.training import session as status
 from mm_ldlm.training.jsonl import read_events, read_metrics
@@ -56,6 +60,21 @@ def test_pitfall_08_poison_on_one_rank_moves_nothing_anywhere(two_ranks: Path) -
     assert "(rank 1)" in skip["reason"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_poison_on_any_ranks_moves_nothing_anywhere(accumulation: int, tmp_path: Path) -> None:
+    kinds = [(kind, ranks) for kind in ("nan_loss", "inf_gradient") for ranks in ((0,), (1,), (0, 1))]
+    faults = [{"kind": kind, "ranks": ranks, "step": 2 * n + 1} for n, (kind, ranks) in enumerate(kinds)]
+    batch = {"accumulation": accumulation}
+    train_on_ranks(task.spec(faulty(*faults), max_steps=14, checkpoint=EVERY_STEP, batch=batch), tmp_path)
+    for fault in faults:
+        before, after = (task.saved(tmp_path, fault["step"] + more) for more in (0, 1))
+        assert task.largest_difference(before, after) == 0, fault
+    skips = read_events(tmp_path / "run" / status.LOG, "skip")
+    assert [skip["step"] for skip in skips] == [fault["step"] for fault in faults]
+    assert task.largest_difference(task.saved(tmp_path, 12), task.saved(tmp_path, 13)) > 0
+
+
 def test_two_ranks_train_like_one(two_ranks: Path, tmp_path: Path) -> None:
     run = go(task.spec(faulty(POISON), batch={"accumulation": 2}), tmp_path)
     pairs = [(task.saved(root, 10), read_metrics(root / "run" / status.LOG)) for root in (two_ranks, run.parent)]
@@ -82,6 +101,23 @@ def test_a_lost_rank_is_started_again_from_the_last_checkpoint(tmp_path: Path) -
     start = read_events(tmp_path / "lost/run" / status.LOG, "start")[-1]
     assert (start["attempt"], start["resumed_from"]) == (1, "step-00000004")
     assert task.largest_difference(task.saved(tmp_path / "lost", 10), task.saved(tmp_path / "whole", 10)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.5, 1.5, 2.5, 4.0])
+def test_a_session_that_is_killed_at_any_time_continues_to_the_same_weights(seconds: float, tmp_path: Path) -> None:
+    spec = task.spec(faulty(), max_steps=200, checkpoint={"every_steps": 5, "background": True})
+    write_json(tmp_path / "case.json", {"spec": spec.to_dict(), "root": str(tmp_path)})
+    command = [sys.executable, "-m", "tests.training.ranks", str(tmp_path / "case.json")]
+    process = subprocess.Popen(command)
+    while not (tmp_path / "run" / status.LOG).exists():
+        assert process.poll() is None
+    time.sleep(seconds)
+    process.kill()
+    process.wait()
+    go(spec, tmp_path)
+    go(spec, tmp_path / "whole")
+    assert task.largest_difference(task.saved(tmp_path, 200), task.saved(tmp_path / "whole", 200)) == 0
 
 
 # -- one session -------------------------------------------------------------------------------------------------------

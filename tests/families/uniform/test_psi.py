@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.diffusion.enumeration import TEXTS, VOCABULARY, Enumeration, W
+from tests.diffusion.enumeration import JOINT, TEXTS, VOCABULARY, Enumeration, W
 from tests.families.uniform.cases import LAWS
 from tests.sampling.toys import PROCESSES, Exact, agrees, build, canvas, constant, context, on, rows, sample, watching
 from torch import Tensor
@@ -116,3 +116,8 @@ def test_steps_between_two_times_keep_theirs_and_correct() -> None:
     assert [step for step, count in enumerate(returned) if count] == inside
     with pytest.raises(ConfigurationError):
         text_sampler("psi", t_on=0.2, t_off=0.2)
+
+
+def test_enumerated_corrections_converge_to_the_distribution_of_the_texts() -> None:
+    distances = [float((with_uniform_noise(steps, 0.3) - JOINT.flatten()).abs().sum()) for steps in (4, 32, 256)]
+    assert distances[0] > 2 * distances[1] > 4 * distances[2]
