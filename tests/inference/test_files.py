@@ -22,17 +22,18 @@ def test_a_text_is_a_line_and_a_blank_line_is_refused_by_its_number(tmp_path: Pa
     file.write_bytes(b"")
     assert read_texts(file) == []
     (tmp_path / "table.CSV").write_text("text\nw1\n")
-    for raw in (b"\xe9", b"w1\n\n \nw2", b"\n"):
+    for raw in (b"\xe9", b"\n", b"w1\n\n \nw2"):
         file.write_bytes(raw)
         for name in ("a.txt", "table.CSV", "none.txt", "."):
             with pytest.raises(SamplingError):
                 read_texts(tmp_path / name)
-    file.write_bytes(b"w1\n\n \nw2")
     with refuses(SamplingError, "2 blank of 4 lines (2, 3)"):
         read_texts(file)
 
 
-def test_the_newest_run_below_a_folder_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_newest_run_below_a_folder_is_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = [
         tmp_path / "data" / each
         for each in ("06_models/runs/run-b", "06_models/runs/run-c", "own/classification/06_models/runs/run-a")
@@ -56,6 +57,9 @@ def test_the_newest_run_below_a_folder_is_found(tmp_path: Path, caplog: pytest.L
     for missing in ("minilm-englsh", None, 3):
         with pytest.raises(CheckpointError, match="no such run folder"):
             newest_run(missing)
+    removed, glob = places[0] / "checkpoints/step-00000001", Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, name: [*glob(path, name), removed])
+    assert newest_run(tmp_path / "data") == places[2], "a training removes its old checkpoints meanwhile"
 
 
 DAMAGES: dict[str, Any] = {

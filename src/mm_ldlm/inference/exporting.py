@@ -156,6 +156,6 @@ def _trusted(path: Path) -> Path:
         file.refuse("kinds of this installation", f"the import paths {show(paths)}")
     encoder = config.get("encoder")
     with contextlib.suppress(ConfigurationError):  # it cannot be loaded, and texts need another one
-        if encoder and not encoder.keys() <= parse_encoder(encoder).portable().keys():
+        if encoder and not parse_encoder(encoder).portable().keys() >= encoder.keys():
             file.refuse("an encoder without path, address and device", show(encoder))
     return path

@@ -110,12 +110,19 @@ def newest_run(path: Any) -> Path:
         return path
     places = ("*", "runs/*", "06_models/runs/*", "*/06_models/runs/*", "*/*/06_models/runs/*")
     names = [f"{place}/{CHECKPOINTS}/{name}" for place in places for name in ("latest", "step-*")]
-    written = [(each.lstat().st_mtime_ns, each) for name in names for each in path.glob(name)]
-    newest, *others = dict.fromkeys(each.parents[1] for _, each in sorted(written, reverse=True)) or [path]
+    written = sorted(((_written(each), each) for name in names for each in path.glob(name)), reverse=True)
+    newest, *others = dict.fromkeys(each.parents[1] for _, each in written) or [path]
     if others:
         count, shown = len(others) + 1, ", ".join(map(str, others[:3]))
         log.warning("run %s is the newest of %d in %s; give another by its folder: %s", newest, count, path, shown)
     return newest
+
+
+def _written(entry: Path) -> int:
+    try:
+        return entry.lstat().st_mtime_ns
+    except FileNotFoundError:  # an old checkpoint, which a running training has removed
+        return 0
 
 
 def _is_run(path: Path) -> bool:

@@ -113,12 +113,15 @@ def test_characters_are_the_bytes_of_a_corpus_that_occur_in_it(tmp_path: Path) -
     assert {len(text) for text in texts} == {11}
 
 
-@pytest.mark.parametrize("word", ["two words", "[MASK]"])
-def test_a_separator_is_one_token_of_texts(tmp_path: Path, word: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"tokenizer\.wrap\.separator"):
-        made(tmp_path, limits({"separator": word}))
-
-
-def test_documents_that_fill_no_text_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"tokenizer\.max_length"):
-        made(tmp_path, limits({}, max_length=10_000))
+@pytest.mark.parametrize(
+    ("wrap", "max_length", "key"),
+    [
+        ({"separator": "two words"}, 11, r"wrap\.separator"), ({"separator": "[MASK]"}, 11, r"wrap\.separator"),
+        ({}, 10_000, "max_length"),
+    ],
+)  # fmt: skip
+def test_a_separator_that_is_no_token_and_documents_that_fill_no_text_are_refused(
+    wrap: dict[str, Any], max_length: int, key: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"tokenizer\.{key}"):
+        made(tmp_path, limits(wrap, max_length=max_length))

@@ -40,8 +40,7 @@ def test_the_model_reads_at_most_its_window_and_all_of_the_block(window: int | N
     made = blocks(4).sample(on(watching(see), canvas(length), window=window))
     assert (made.tokens != MASK).all()
     assert max(width for width, _ in reads) == min(window or length, length)
-    fitting = length if window is None else window // 4 * 4 - 4
-    before = [min(start, fitting) for start in range(0, length, 4)]
+    before = [min(start, length if window is None else window // 4 * 4 - 4) for start in range(0, length, 4)]
     assert [known for _, known in reads[::2]] == before, "each block is read with as many blocks before it as fit"
 
 

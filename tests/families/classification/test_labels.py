@@ -86,13 +86,15 @@ def test_classes_are_the_sorted_labels_of_the_training_split(tmp_path: Path) -> 
     assert plain([found["classes"]])[0]["examples"] == ["7: 2", "a: 2", "b: 1", "true: 1"]
 
 
-def test_a_label_can_be_a_function_of_the_text(tmp_path: Path) -> None:
+def test_a_label_can_be_a_function_of_the_text(tmp_path: Path, refuses: Callable[..., Any]) -> None:
     _, records, labels, _, _ = stores(tmp_path, ROWS, label=NUM_WORDS)
     classes = labels.manifest.meta["classes"]
     found = [classes[number] if number >= 0 else None for (number,) in labels.fixed("value").take(slice(None))]
     expected = [num_words(text) for text in records.gather("text", slice(None)).to_pylist()]
     assert found == [label if label in classes else None for label in expected]
     assert len(classes) == 7, "one for each length in the training split"
+    with refuses(ConfigurationError, "operator:index raised TypeError"):
+        stores(tmp_path / "broken", ROWS, label="operator:index")
 
 
 @pytest.mark.parametrize(

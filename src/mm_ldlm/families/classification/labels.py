@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mm_ldlm.core import ConfigurationError, setting
+from mm_ldlm.core import ConfigurationError, foreign_code, setting
 from mm_ldlm.data.corpus.filters import describe_function, load_function
 from mm_ldlm.data.corpus.record import LABEL, PAIR, label_text, meta_value
 from mm_ldlm.data.features import Feature, Inputs
@@ -53,7 +53,8 @@ class Labels(Feature):
         found: list[tuple[str | None, bool, bool]] = []
         for table in records.iter_tables(_ROWS, columns=["text", "split", "meta"]):
             for row in table.to_pylist():
-                label = label_text(function(row["text"]) if function else meta_value(row["meta"], key))
+                with foreign_code(lambda reason: ConfigurationError(f"{_AT}: {key} raised {reason}. Correct it.")):
+                    label = label_text(function(row["text"]) if function else meta_value(row["meta"], key))
                 paired = answers is None or isinstance(meta_value(row["meta"], PAIR), str)
                 found.append((label, paired, row["split"] == "train"))
         trained = {label for label, _, train in found if train and label is not None}
