@@ -6,6 +6,7 @@ other weights, another tokenizer or another prompt is therefore another encoder.
 
 import dataclasses
 import importlib.util
+import os
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -107,7 +108,7 @@ class LocalEncoderConfig:
 
     def missing(self) -> str | None:
         """Return that the folder `path` does not exist, or None."""
-        if self.path is None or Path(self.path).exists():
+        if self.path is None or os.path.exists(self.path):
             return None
         return (
             f"parameter 'encoder.path': {self.path} does not exist (relative to {Path.cwd()}). Correct it or put the "
