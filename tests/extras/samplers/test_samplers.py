@@ -49,7 +49,7 @@ def test_second_order_solvers_on_a_gaussian(name, schedule):
     coarse, fine = error(name, schedule, 80), error(name, schedule, 160)
     if schedule == "flow":
         assert math.log2(coarse / fine) > {"heun": 1.95, "dpmpp_2m": 1.6}[name]
-    assert coarse < error("euler", schedule, 80) / (1.5 if schedule == "power" else 2.5)
+    assert coarse < error("euler", schedule, 80) / 1.5
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
