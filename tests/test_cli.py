@@ -31,12 +31,12 @@ def call(*words: str) -> Any:
     return CliRunner().invoke(RUN, list(words))
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> Any:
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException, *words: str) -> Any:
     def fail(**_: Any) -> None:
         raise error
 
     monkeypatch.setattr(cli.kedro_run, "callback", fail)
-    return call("--env=tatoeba")
+    return call("--env=tatoeba", *words)
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -112,6 +112,8 @@ def test_an_error_on_purpose_is_one_message_with_commands_for_this_environment(m
     assert done.exit_code == 1
     assert "`kedro run --env=tatoeba --pipeline=training` or `kedro run --env=x`" in done.output
     assert "word" not in done.output
+    done = failing(monkeypatch, wrapped(ConfigurationError(message)), "--params", "seed=1,data=/my data")
+    assert "`kedro run --env=tatoeba --params 'data=\"/my data\"' --pipeline=training` or" in done.output
 
 
 def test_an_artifact_that_cannot_be_loaded_names_the_pipeline_that_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,17 @@ from mm_ldlm.app.config_loader import MOST_BYTES, merge, parse_yaml
 from mm_ldlm.app.console import messages_only
 from mm_ldlm.app.hooks import ProjectHooks
 from mm_ldlm.app.params_option import EXAMPLE, nested, parse_params
-from mm_ldlm.core import ConfigurationError, MMLDLMError, StoreError, mask, nearest, purposeful, reason_of, show
+from mm_ldlm.core import (
+    ConfigurationError,
+    MMLDLMError,
+    StoreError,
+    mask,
+    nearest,
+    purposeful,
+    reason_of,
+    setting,
+    show,
+)
 from mm_ldlm.core.files import InputFile, write_problem
 
 log = logging.getLogger(__name__)
@@ -31,6 +41,8 @@ TERMINATED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
 """Exit codes of a run that SIGTERM or Ctrl-C ended."""
 CONTINUES = "finished stores and checkpoints are kept, and the same command continues"
 ENDED = "expected the run to reach its end, found that a component called sys.exit before. Let it raise an error."
+PLACES = ("data", "results", "run")
+"""Parameters that name folders, which the commands of a message need as well"""
 HELP = {
     "env": "Environment: a folder of conf/, or several joined by +, of which later ones override earlier ones. "
     "Defaults to local. Example: --env=tatoeba+mdlm",
@@ -85,8 +97,13 @@ def run(**options: Any) -> Any:
             raise
         log.debug("traceback of the error", exc_info=True)
         message = mask(str(known))
-        if options.get("env"):  # the commands that a message suggests then act on the artifacts of this run
-            message = re.sub(r"kedro run(?! [^`\n]*--env)(?=`| --)", f"kedro run --env={options['env']}", message)
+        given = [f"--env={options['env']}"] if options.get("env") else []
+        given += [
+            setting(key, value).strip("`") for key, value in (options.get("params") or {}).items() if key in PLACES
+        ]
+        if given:  # the commands that a message suggests then act on the artifacts of this run
+            again = " ".join(["kedro run", *given])
+            message = re.sub(r"kedro run(?! [^`\n]*--env)(?=`| --)", lambda _: again, message)
         raise click.ClickException(message) from None
 
 

@@ -40,6 +40,9 @@ def _pairs() -> dict[str, tuple[Any, Any]]:
         "forks": (parent.fork("a").uniform(200), parent.fork("b").uniform(200)),
         "numbered forks": (parent.fork(1).uniform(200), parent.fork(2).uniform(200)),
         "numbers of the same rows": tuple(parent.numbered(parent.rows * 0 + n).uniform(200) for n in (0, 1)),
+        "numbers of neighbouring rows": tuple(
+            parent.numbered(parent.rows * 0 + n).uniform(200)[first : 999 + first] for n, first in ((256, 0), (0, 1))
+        ),
         "numbers of another draw": tuple(each.numbered(each.rows).uniform(200) for each in (parent, u)),
         "axes": (axis[:, :-1], axis[:, 1:]),
     }

@@ -31,7 +31,8 @@ REQUESTS: dict[str, Request] = {
     "embed": lambda model, z: model.embed(["w1", "w2"], steps=2),
     "infill": lambda model, z: model.infill(["w1 [MASK]"] * len(z), latents=z, steps=2),
     "edit": lambda model, z: model.edit(["w1 w2 w3"] * len(z), targets=z, steps=2),
-    "interpolate": lambda model, z: model.interpolate(z, z[::-1], steps=2),
+    "interpolate": lambda model, z: model.interpolate(z, LATENTS[::-1], steps=2),
+    "interpolate to": lambda model, z: model.interpolate(LATENTS, z, steps=2),
     "score": lambda model, z: model.score(["w1 w2"] * len(z), latents=z, draws=2),
 }
 
@@ -73,7 +74,7 @@ def test_pitfall_33_every_sampler_refuses_numbers_that_are_not_finite(
 
 
 @pytest.mark.parametrize("scale", [1e20, -1e30])
-@pytest.mark.parametrize("name", ["invert", "infill", "edit", "interpolate", "score"])
+@pytest.mark.parametrize("name", ["invert", "infill", "edit", "interpolate", "interpolate to", "score"])
 def test_latents_far_from_all_training_data_are_refused_by_their_row(name: str, scale: float, model: MMLDLM) -> None:
     far = LATENTS.copy()
     far[1] *= scale

@@ -1,5 +1,6 @@
 """Block diffusion: its limits MDLM and the autoregressive model, its bound by enumeration, and its cache."""
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -126,6 +127,9 @@ def test_the_times_of_all_blocks_cover_the_clipped_interval_evenly(t_min: float,
     root = root_of("block_diffusion", {"t_max": t_max, "process": process, "_model": {"block_length": 3}})
     batch = random_batch(examples=50)
     times_BN = root.objective.corrupt(batch, RowGenerator(0, batch.position_B)).t_B[:, ::3]
+    short = dataclasses.replace(batch, tokens_BL=batch.tokens_BL[:, :4], valid_BL=batch.valid_BL[:, :4])
+    found_BL = root.objective.corrupt(short, RowGenerator(0, batch.position_B)).t_B
+    assert torch.equal(found_BL[:, ::3], times_BN[:, :2]), "padding changes no time"
     assert t_min <= float(times_BN.min()) < float(times_BN.max()) <= t_max
     for times, count in ((times_BN.flatten(), 150), (times_BN, 3)):
         gaps = times.sort(dim=-1).values.diff(dim=-1)
