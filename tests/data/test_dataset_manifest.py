@@ -96,7 +96,13 @@ def test_a_damaged_document_is_refused_with_its_name(made: Dataset, refuses: Any
 
 @pytest.mark.parametrize(
     "change",
-    ["records of other texts", "latents of token vectors", "tokens of an index", "tokenizer of other words"],
+    [
+        "records of other texts",
+        "latents of token vectors",
+        "tokens of an index",
+        "tokenizer of other words",
+        "token_vectors of no tokenizer",
+    ],
 )
 def test_stores_that_were_not_made_from_one_another_are_not_committed(
     change: str, made: Dataset, other: Dataset, tmp_path: Path
@@ -104,8 +110,10 @@ def test_stores_that_were_not_made_from_one_another_are_not_committed(
     stores = stores_of(made)
     replaced = {
         "records": other.folder("records"), "latents": made.folder("token_vectors"),
-        "tokens": made.folder("index"), "tokenizer": tmp_path / "words",
+        "tokens": made.folder("index"), "tokenizer": tmp_path / "words", "token_vectors": tmp_path / "vectors",
     }  # fmt: skip
+    plain = {"vector": pa.array([[0.0] * 6] * 23, pa.list_(pa.float32(), 6))}
+    write_store(tmp_path / "vectors", [plain], kind="token_vectors", schema=pa.table(plain).schema, fingerprints={})
     word_tokenizer("other", "words").save(replaced["tokenizer"])
     name = change.split()[0]
     stores[name] = replaced[name]

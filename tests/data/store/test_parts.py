@@ -99,5 +99,7 @@ def test_a_record_that_is_damaged_or_missing_costs_one_shard(
     parts.record(1).write_text(json.dumps({**json.loads(parts.record(1).read_text()), "sha256": "0" * 64}))
     with refuses(StoreError, "part-000000.json", "embedding"):
         parts.shards(COUNT)
+    assert parts.begin() == set()
+    assert not [*parts.folder.glob("part-*.json")], "no rank takes a damaged shard for a finished one"
     assert fill(tmp_path / "s") == [0, 1, 2]
     assert content(tmp_path / "s") == expected

@@ -181,7 +181,10 @@ def test_runs_of_other_tokenizers_are_compared_by_words_and_characters(
         made = word_tokenizer(*(f"w{i}" for i in words), max_length=12)
         monkeypatch.setattr(runs, "tokenizer", lambda made=made: made)
         write_run(tmp_path / name, model=DIT, objective=TEXT)
-    found = carded({"mdlm": written["mdlm"], **{name: tmp_path / name for name in names}}, judge=written["toy"])
+    found = carded(
+        {"mdlm": written["mdlm"], **{name: tmp_path / name for name in names}, "both": tmp_path / "[lo]*[yr]"},
+        judge=written["toy"],
+    )
     assert found["protocol"]["unit"] == "word"
     mine = MMLDLM.from_run(tmp_path / "other").score(TEXTS[10:], draws=2, seed=3).nll
     base = MMLDLM.from_run(written["mdlm"]).score(TEXTS[10:], draws=2, seed=3).nll
@@ -196,6 +199,7 @@ def test_runs_of_other_tokenizers_are_compared_by_words_and_characters(
     assert "difference" not in lossy
     words = [word for text in TEXTS[10:] for word in text.split()]
     assert lossy["unknown"] == pytest.approx(words.count("w3") / len(words)), "of all tokens"
+    assert cells(found, "both")["unknown"] == pytest.approx(lossy["unknown"] / 2), "the mean of the runs of a row"
 
 
 def test_what_a_run_cannot_do_has_its_reason_in_the_table(

@@ -28,6 +28,8 @@ def test_a_single_word_has_its_distribution_in_any_number_of_steps(process: str,
     count, p = 6000, [0.6, 0.3, 0.1]
     made = text_sampler("psi", steps=5, **settings).sample(on(constant(p), canvas(*[1] * count), process))
     agrees(torch.bincount(made.tokens[:, 0], minlength=3) / count, torch.tensor(p), count=count)
+    if process == "absorbing":  # where no word is noise
+        torch.testing.assert_close(made.log_probs[:, 0], torch.tensor(p).log()[made.tokens[:, 0]])
 
 
 def with_uniform_noise(steps: int, eta: float) -> Tensor:
