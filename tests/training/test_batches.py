@@ -61,6 +61,7 @@ def test_the_step_of_a_number_of_tokens_is_the_first_that_reaches_it(
     seen = np.cumsum([planned.tokens for planned in made.first(step)])
     assert seen[-1] >= tokens
     assert step == 1 or seen[-2] < tokens
+    assert made.steps_until(int(seen[-1])) == step, "which reaches it exactly"
 
 
 def test_epochs_and_seeds_have_other_orders() -> None:
