@@ -1,6 +1,8 @@
 """Small runs with everything that a run has: model, tokenizer, normaliser and encoder; in memory or in a folder."""
 
 import functools
+import multiprocessing
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +135,22 @@ def write_run(
     config = {"model": to_dict(made_model), "objective": to_dict(made_objective), "shape": to_dict(shape)}
     write_json(directory / "config.json", {**config, "encoder": encoder or {}, "fingerprints": fingerprints})
     return directory
+
+
+def compute_forked(own: int | None) -> None:
+    """Score texts with two threads, then in a forked process that may set its own number of them; then exit with 0."""
+    model, texts = text_run(), ["w1 w2 w3 w4 w5 w6 w7 w8"] * 300
+    torch.set_num_threads(2)
+    expected = model.score(texts, draws=2).nll
+    assert torch.get_num_threads() == 2, "the first process keeps its threads"
+
+    def again() -> None:
+        if own is not None:
+            torch.set_num_threads(own)
+        np.testing.assert_allclose(model.score(texts, draws=2).nll, expected, rtol=1e-4)
+
+    process = multiprocessing.get_context("fork").Process(target=again)
+    process.start()
+    process.join(60)  # a hang, not slowness
+    process.kill()
+    sys.exit(process.exitcode != 0)

@@ -1,5 +1,8 @@
 """Batches of texts of similar length under a budget of padded tokens, and several of them at a time on a CPU."""
 
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -56,5 +59,17 @@ def side_by_side(work: Callable[[Batch], Result], batches: Sequence[Batch], *, l
 
 def _in_threads(work: Callable[[Batch], Result], batches: Sequence[Batch], lanes: int) -> Iterator[Result]:
     threads = max(1, min(torch.get_num_threads(), count_cores() // lanes))
-    with ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
-        yield from pool.map(torch.inference_mode()(work), batches)  # the mode is set for each thread
+    begun: list[int] = []
+
+    def begin() -> None:
+        begun.append(threading.get_native_id())
+        torch.set_num_threads(threads)
+
+    try:
+        with ThreadPoolExecutor(lanes, initializer=begin) as pool:
+            yield from pool.map(torch.inference_mode()(work), batches)  # the mode is set for each thread
+    finally:  # the last that a thread does is to free MKL's buffers, under a lock that a fork must not copy
+        for _ in range(1000):
+            if not any(os.path.exists(f"/proc/self/task/{each}") for each in begun):
+                break
+            time.sleep(0.001)
