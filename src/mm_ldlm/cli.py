@@ -24,9 +24,9 @@ from mm_ldlm.core import (
     StoreError,
     mask,
     nearest,
+    override,
     purposeful,
     reason_of,
-    setting,
     show,
 )
 from mm_ldlm.core.files import InputFile, write_problem
@@ -98,9 +98,7 @@ def run(**options: Any) -> Any:
         log.debug("traceback of the error", exc_info=True)
         message = mask(str(known))
         given = [f"--env={options['env']}"] if options.get("env") else []
-        given += [
-            setting(key, value).strip("`") for key, value in (options.get("params") or {}).items() if key in PLACES
-        ]
+        given += [override(key, value) for key, value in (options.get("params") or {}).items() if key in PLACES]
         if given:  # the commands that a message suggests then act on the artifacts of this run
             again = " ".join(["kedro run", *given])
             message = re.sub(r"kedro run(?! [^`\n]*--env)(?=`| --)", lambda _: again, message)

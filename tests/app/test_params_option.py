@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_ldlm.app.params_option import parse_params
-from mm_ldlm.core import ConfigurationError, setting
+from mm_ldlm.core import ConfigurationError, override
 
 KEYS = st.text(string.ascii_lowercase, min_size=1, max_size=5)
 VALUES = st.recursive(
@@ -27,7 +27,7 @@ def test_values_that_are_written_as_json_are_read(given_values: dict[str, Any]) 
 
 @given(st.text(string.printable, max_size=8) | st.sampled_from(["true", "No", "a b, c", "*.txt"]) | st.integers())
 def test_an_option_that_a_message_proposes_can_be_pasted(value: Any) -> None:
-    assert parse_params(shlex.split(setting("a.b", value)[1:-1])[1]) == {"a": {"b": value}}
+    assert parse_params(shlex.split(override("a.b", value))[1]) == {"a": {"b": value}}
 
 
 @given(st.text(string.printable + "äß€[]{}=,:'\"&*", max_size=40))

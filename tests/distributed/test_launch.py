@@ -174,6 +174,13 @@ def test_a_child_finds_its_package_in_any_folder_and_imports_nothing_after_its_p
     assert re.search("a:b.*mine", (tmp_path / "touched").read_text())
 
 
+def test_ctrl_c_ends_a_child_whose_python_would_drop_it(tmp_path: Path) -> None:
+    drops = "import contextlib, signal\nwith contextlib.suppress(KeyboardInterrupt):\n    signal.raise_signal(2)"
+    (tmp_path / "drops.py").write_text(drops)
+    program = [sys.executable, entry.__file__, str(os.getpid()), "", "drops"]
+    assert subprocess.run(program, cwd=tmp_path, check=False).returncode == -signal.SIGINT
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_ends_the_ranks_and_then_the_launcher(project: Path, tmp_path: Path, number: signal.Signals) -> None:
     launcher = start(project, tmp_path, "-c", LAUNCHER, "tests.distributed.ranks", str(tmp_path))

@@ -39,8 +39,8 @@ def _beginning(value: Any, depth: int = 5) -> Any:
         return value[:2000] + value[-2000:]
     if depth and isinstance(value, Mapping):
         return {key: _beginning(item, depth - 1) for key, item in islice(value.items(), 13)}
-    if depth and type(value) in (list, tuple):
-        return type(value)(_beginning(item, depth - 1) for item in value[:13])
+    if depth and type(value) in (list, tuple):  # a list of parameters becomes a tuple when it is parsed
+        return [_beginning(item, depth - 1) for item in value[:13]]
     return value
 
 
@@ -78,11 +78,16 @@ def slug(text: str) -> str:
 
 
 def setting(key: str, value: Any) -> str:
-    """Return the option of a command line that sets a parameter, quoted for a shell: `--params 'a.b="c; d"'`."""
+    """Quote the option that sets a parameter as a command in a message: `--params 'a.b="c; d"'`, in backticks."""
+    return f"`{override(key, value)}`"
+
+
+def override(key: str, value: Any) -> str:
+    """Return the option of a command line that sets a parameter, quoted for a shell."""
     plain = not isinstance(value, str) or re.fullmatch(
         r"(?i)(?!(true|false|null|yes|no|on|off)$)[a-z_/][\w./*-]*", value
     )
-    return f"`--params {shlex.quote(f'{key}={value if plain else json.dumps(value, ensure_ascii=False)}')}`"
+    return f"--params {shlex.quote(f'{key}={value if plain else json.dumps(value, ensure_ascii=False)}')}"
 
 
 def summarise(problems: Sequence[str]) -> str:

@@ -33,6 +33,7 @@ def die_with_parent(parent: int | None = None) -> None:
 if __name__ == "__main__":
     parent, interface, *sys.argv = sys.argv[1:]
     die_with_parent(int(parent))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python drops a Ctrl-C that arrives in a callback of an import
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: threads that `torch.set_num_threads` does not set
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
