@@ -31,9 +31,8 @@ from mm_ldlm.data.latents.store import Latents, LatentStore, TokenVectors
 from mm_ldlm.data.latents.store import schema as latent_schema
 from mm_ldlm.data.store import Shard, ShardStore, write_store
 from mm_ldlm.data.validation import checks
-from mm_ldlm.data.validation.checks import DATA_CHECKS, DataCheck
+from mm_ldlm.data.validation.checks import DATA_CHECKS, DataCheck, Subject
 from mm_ldlm.data.validation.findings import Finding, ValidationConfig, enforce, failing_rows, plain
-from mm_ldlm.data.validation.subject import Subject
 
 WORDS = ("the", "cat", "dog", "sat", "on", "mat", "ran", "red", "blue", "green", "house", "one")
 ROWS, DIM, SHARD = 48, 32, 20

@@ -6,6 +6,7 @@ Findings do not raise errors here: `findings.enforce` raises them after the repo
 from __future__ import annotations
 
 import abc
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -18,15 +19,36 @@ import pyarrow.compute as pc
 from mm_ldlm.core import Registry, StoreError, setting
 from mm_ldlm.data.corpus.record import PAIR, comparison_digest, described_by, group_of, meta_value, record_id
 from mm_ldlm.data.corpus.splits import SPLITS
+from mm_ldlm.data.encoders import LocatedEncoder
 from mm_ldlm.data.features import Feature, Inputs
 from mm_ldlm.data.store import ShardStore
 from mm_ldlm.data.validation.findings import MAX_EXAMPLES, NO_ROWS, Finding, failing_rows, plain
-from mm_ldlm.data.validation.fingerprints import check_fingerprints, writer_of
-from mm_ldlm.data.validation.subject import Subject
 
 _ROWS = 65_536
 _UNKNOWN = ("rows", "rows_with_unknown")
 _AGAIN = "Remove the token store and run the ingestion pipeline again."
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """Stores and parameters that the checks read.
+
+    Attributes:
+        plan: the features that objective and model read.
+        stores: records, tokens and the stores of the features, by name.
+        located: the encoder of the latents; None without latents, and the encoder is then not compared.
+        config: the section `validation`, with the keys of extras.
+        sections: all typed sections that validation reads, by name.
+        evaluation_sets: texts by the name of the set, which must not be trained on.
+    """
+
+    plan: Mapping[str, Feature]
+    inputs: Inputs
+    stores: Mapping[str, ShardStore]
+    located: LocatedEncoder | None
+    config: Any
+    sections: Mapping[str, Any]
+    evaluation_sets: Mapping[str, Sequence[str]]
 
 
 class DataCheck(abc.ABC):
@@ -99,6 +121,28 @@ def validate(
     return report, failing, {name: figure for each in registered for name, figure in each.figures.items()}
 
 
+def check_fingerprints(subject: Subject) -> Iterator[Finding]:
+    """Check that each store was made from the present other stores, tokenizer and encoder."""
+    present = {name: store.manifest.fingerprint for name, store in subject.stores.items()}
+    present["tokenizer"] = subject.inputs.tokenizer.fingerprint
+    if subject.located is not None:
+        present["encoder"] = subject.located.fingerprint
+    for name, store in subject.stores.items():
+        for other, stored in store.manifest.fingerprints.items():
+            if stored != present.get(other, stored):
+                made = store.manifest.meta.get("encoder", {}) if other == "encoder" else {}
+                by = "".join(f", {key} {made[key]}" for key in ("name", "revision", "dim") if key in made)
+                yield Finding(
+                    "error",
+                    other,
+                    f"the {name} in {store.directory} were made with {other} {stored}{by}, but the present {other} has "
+                    f"fingerprint {present[other]}.",
+                    f"Restore the earlier settings, or remove the directory and run the {writer_of(name)} pipeline "
+                    "again.",
+                    count=len(store),
+                )
+
+
 def check_shards(subject: Subject) -> Iterator[Finding]:
     """Check that every shard exists, is readable, has the right columns and (on demand) the right checksum."""
     for name, store in subject.stores.items():
@@ -122,6 +166,11 @@ def check_shards(subject: Subject) -> Iterator[Finding]:
                 count=len(changed),
                 examples=changed,
             )
+
+
+def writer_of(name: str) -> str:
+    """Return the pipeline that writes a store."""
+    return "ingestion" if name in ("records", "tokens") else "embedding"
 
 
 def check_ids(subject: Subject) -> Iterator[Finding]:

@@ -15,9 +15,8 @@ from mm_ldlm.data.encoders import no_encoder
 from mm_ldlm.data.latents.normaliser import moments, spectrum
 from mm_ldlm.data.latents.recognition import unit
 from mm_ldlm.data.store import ShardStore
-from mm_ldlm.data.validation.checks import DataCheck
+from mm_ldlm.data.validation.checks import DataCheck, Subject
 from mm_ldlm.data.validation.findings import MAX_EXAMPLES, NO_ROWS, Finding, ValidationConfig
-from mm_ldlm.data.validation.subject import Subject
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
