@@ -141,8 +141,11 @@ def test_samples_have_the_precision_that_is_asked_for_and_likelihoods_float32(
     assert model.batch_tokens == 8 < MMLDLM.from_run(run_folder).batch_tokens
     first = next(each for each in model.model.model.blocks.modules() if isinstance(each, torch.nn.Linear))
     first.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    model.invert(unit_latents(3), length=4)
-    assert {*seen} == {products}
+    lengths = list[torch.dtype]()
+    in_head = next(each for each in model.model.model.length_head.modules() if isinstance(each, torch.nn.Linear))
+    in_head.register_forward_hook(lambda module, inputs, output: lengths.append(output.dtype))
+    model.invert(unit_latents(3))
+    assert ({*seen}, {*lengths}) == ({products}, {torch.float32}), "lengths are a part of likelihoods"
     seen.clear()
     model.score(["w1 w2"])
     assert {*seen} == {torch.float32}

@@ -171,14 +171,19 @@ def test_scores_are_replaced_by_those_of_the_same_parameters_and_data_only(
     elsewhere = {"evaluation": replace(config["evaluation"], device="cuda:1", batch_tokens=9)}
     for change in (elsewhere, {"seed": 9, "run": other}, {"seed": 9, "scores": tmp_path}):
         assert evaluating.load_evaluated(**given | change) == "loaded"
-    changes: list[dict[str, Any]] = [{"seed": 9}, {"dataset": SimpleNamespace(fingerprint="other")}]
+    changes: list[tuple[str, dict[str, Any]]] = [
+        ("seed", {"seed": 9}), ("dataset", {"dataset": SimpleNamespace(fingerprint="other")}),
+        ("use_ema", {"evaluation": replace(config["evaluation"], use_ema=False)}),
+    ]  # fmt: skip
+    given["of another name"] = "ours"
     for suite in suites().values():
+        monkeypatch.setattr(type(suite), "sections", (*suite.sections, "of another name"))
         for section in suite.sections:
-            about = metrics[MADE_BY] | {"parameters": {section: "other"}}
-            write_json(tmp_path / suite.name / f"metrics_{suite.name}.json", {MADE_BY: about})
-            changes.append({"scores": tmp_path / suite.name})
-    for change in (*changes, {"evaluation": replace(config["evaluation"], use_ema=False)}):
-        with pytest.raises(EvaluationError, match="expected the parameters that made these scores"):
+            about = metrics[MADE_BY] | {"parameters": metrics[MADE_BY]["parameters"] | {section: "other"}}
+            write_json(tmp_path / suite.name / section / f"metrics_{suite.name}.json", {MADE_BY: about})
+            changes.append((section, {"scores": tmp_path / suite.name / section}))
+    for name, change in changes:
+        with pytest.raises(EvaluationError, match=rf"expected the parameters .* found others \({name}\)"):
             evaluating.load_evaluated(**given | change)
 
 

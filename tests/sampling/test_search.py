@@ -217,26 +217,29 @@ def test_a_text_that_starts_too_short_grows_only_with_infill_and_without_given_t
     assert (kept.tokens[:, 5] == PAD).all()
 
 
-@given(st.permutations(range(1, 6)), st.integers(0, 9), st.booleans())
-def test_a_near_text_that_no_round_improves_is_tried_with_all_its_swaps_unless_a_token_is_given(words, seed, given):
-    words, target = [0, *words], list(range(6))
+@given(st.permutations(range(1, 6)), st.integers(0, 9), st.booleans(), st.integers(0, 9))
+def test_a_near_text_that_ten_rounds_in_a_row_do_not_improve_is_tried_with_all_its_swaps_unless_a_token_is_given(
+    words, seed, given, improving
+):
+    words, target, number = [0, *words], list(range(6)), itertools.count()
     canvas = torch.tensor([[[words[0] if given else MASK] + [MASK] * 5]])
     spans = ((words[:a], words[a:b], words[b:c], words[c:]) for a, b, c in itertools.combinations(range(1, 7), 3))
     near = not given and any(head + second + first + tail == target for head, first, second, tail in spans)
 
     def write(canvas, target, generator, how, latents):
-        tokens = torch.where(canvas == MASK, torch.tensor(words), canvas)
+        tokens = torch.where(canvas == MASK, torch.tensor(words) * (next(number) >= improving), canvas)
         return TextSample(tokens, torch.zeros(1, 6), tokens, torch.ones(1, dtype=torch.long), 1)
 
+    def reembed(tokens, _):
+        return without_errors(0.985 + 0.005 * tokens.any(1) + 0.01 * (tokens == torch.tensor(target)).all(1))
+
     found = search(
-        canvas, config=SearchConfig(rounds=12, swap=1e-9, calls=12), write=write, latents_Bd=PLACES[:1], mask_id=MASK,
-        reembed=lambda tokens, _: without_errors(torch.where((tokens == torch.tensor(target)).all(1), 1.0, 0.99)),
-        pad_id=PAD, generator=rows(1, seed=seed),
+        canvas, config=SearchConfig(rounds=22, swap=1e-9, calls=22, remask_ratio=1.0), write=write,
+        latents_Bd=PLACES[:1], mask_id=MASK, reembed=reembed, pad_id=PAD, generator=rows(1, seed=seed),
     )  # fmt: skip
     assert (found.tokens[0].tolist() == target) == (near or words == target)
-    assert found.model_calls_per_row.item() == (1 if words == target else 11 if near else 12), (
-        "after them, children again"
-    )
+    calls = found.model_calls_per_row.item()
+    assert calls == (1 + improving if words == target else 11 + improving if near else 22), "then children again"
 
 
 def test_swaps_are_tried_again_whenever_no_round_improves_a_text():
