@@ -1,11 +1,12 @@
 """Generative models: every run does what its capabilities say, row by row, and nothing that it was not trained for."""
 
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -32,6 +33,21 @@ DDIM = latent_sampler("ddim", steps=2)
 SCORES = {"score", "score_given_latent"}
 
 
+@contextmanager
+def drawing_each_number_once() -> Iterator[None]:
+    """Check that no random number decides two things."""
+    drawn, real = set[tuple[int, int, int]](), RowGenerator._bits
+
+    def bits(generator: RowGenerator, shape: tuple[int, ...]) -> Tensor:
+        numbers = {(generator._key, generator._draws, row) for row in generator.rows.tolist()}
+        assert not numbers & drawn
+        drawn.update(numbers)
+        return real(generator, shape)
+
+    with mock.patch.object(RowGenerator, "_bits", bits):
+        yield
+
+
 class Requests:
     """What can be asked of a run about the texts and values of a batch; the answers have a row for each."""
 
@@ -54,13 +70,10 @@ class Requests:
         sampler = self.made.default_sampler(conditional=given or infill)
         sampler = type(sampler)(**{**vars(sampler), "steps": 2}) if "steps" in vars(sampler) else sampler
         recorder = Recorder(sampler, len(canvas_BL), pad_id=SHAPE.pad_id)
-        made, traced = (
-            self.made.write(
-                canvas_BL, open_BL, latents_Bd=self.values_Bd if given else None, sampler=each, generator=self.generator
-            )
-            for each in (sampler, recorder)
-        )
-        recorded(recorder, made, traced)
+        how = {"latents_Bd": self.values_Bd if given else None, "generator": self.generator}
+        with drawing_each_number_once():
+            made = self.made.write(canvas_BL, open_BL, sampler=sampler, **how)
+        recorded(recorder, made, self.made.write(canvas_BL, open_BL, sampler=recorder, **how))
         found: Tensor = made.tokens
         if self.made.has_length:
             assert torch.equal(found[~open_BL], canvas_BL[~open_BL])

@@ -138,14 +138,17 @@ if "ingestion" in options["pipelines"]:
     time.sleep(0.3)
     store.mkdir()  # fails where another session has made it
     (store / "manifest.json").write_text("{}")
-elif not store.exists():
+elif not (store / "manifest.json").exists():
     sys.exit("another session writes")
 """
     found, checked = [session(name, ingestion=tmp_path / "records") for name in "abc"], list[Any]()
+    (tmp_path / "ready").mkdir()
+    (tmp_path / "ready" / "manifest.json").write_text("{}")
+    found.insert(1, session("d", ingestion=tmp_path / "ready"))
     monkeypatch.setattr("mm_ldlm.extras.comparison.sessions.refuse_short_trainings", checked.append)
-    assert [outcome.status for outcome in run(*found, body=body, jobs=3)] == ["finished"] * 3
-    assert ["ingestion" in options_of(each)["pipelines"] for each in found] == [True, False, False]
-    assert [len(each) for each in checked] == [3], "all, when the data are there"
+    assert [outcome.status for outcome in run(*found, body=body, jobs=3)] == ["finished"] * 4
+    assert ["ingestion" in options_of(each)["pipelines"] for each in found] == [True, False, False, False]
+    assert [len(each) for each in checked] == [4], "all, when the data are there"
 
 
 def test_an_interrupt_asks_the_running_sessions_to_end(session: Make, run: Run, tmp_path: Path) -> None:

@@ -269,6 +269,9 @@ def test_a_run_that_was_recorded_locally_is_sent_complete_and_once(
     local.client.delete_tag(local.run_id, SENT)  # it was interrupted before the end
     assert sent(tmp_path, uri) == [run_id], "into the run that it began"
     assert sent(tmp_path, uri) == []
+    for start in (2, 1):
+        local.client.set_terminated(local.client.create_run("0", start_time=start).info.run_id)
+    assert [client.get_run(each).info.start_time for each in sent(tmp_path, uri)] == [1, 2], "in their order"
 
 
 @pytest.mark.parametrize(("uri", "said"), [(None, "when it answers"), ("antigravity://host", "Correct")])

@@ -17,15 +17,18 @@ KINDS = ("latent_dit", "latent_dit_adaln", "latent_dit_cross")
 BATCH = random_batch(examples=3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_word_and_the_length_depend_on_the_latent_and_not_on_one_that_is_dropped(kind: str) -> None:
-    model, other_Bd = model_of(kind, {}), torch.randn(3, SHAPE.dim("latents"))
+@pytest.mark.parametrize(("kind", "options"), [*((kind, {}) for kind in KINDS), (KINDS[1], {"unit_latents": True})])
+def test_every_word_and_the_length_depend_on_the_latent_and_not_on_one_that_is_dropped(
+    kind: str, options: dict[str, Any]
+) -> None:
+    model, other_Bd = model_of(kind, options), torch.randn(3, SHAPE.dim("latents"))
     given = inputs_of(model, BATCH) | {"null_latent_B": torch.tensor([True, False, False])}
     first, second = (model(**given | {"latents_Bd": latents_Bd}) for latents_Bd in (given["latents_Bd"], other_Bd))
     for name in ("logits", "length_logits"):
         one, two = getattr(first, name), getattr(second, name)
         assert torch.equal(one[0], two[0])
         assert bool(((one - two)[1:].abs().amax(-1) > 1e-4).all())
+    torch.testing.assert_close(model.length_logits(other_Bd, given["null_latent_B"]), second.length_logits)
     reads = [block.streams[0].cross is not None for block in model_of(kind, {"depth": 3}).blocks]
     assert reads == [crosses := kind == "latent_dit_cross", False, crosses]
 

@@ -9,6 +9,7 @@ from tests.diffusion.enumeration import MASK, VOCABULARY, WORDS, V, W
 from torch import Tensor
 
 from mm_ldlm.core import parse_kind
+from mm_ldlm.diffusion.distributions import categorical
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.diffusion.schedules import MASK_SCHEDULES
 from mm_ldlm.families.sedd.process import Sedd, SeddConfig
@@ -68,9 +69,9 @@ def test_pitfall_12_the_loss_of_large_outputs_is_finite(graph: str, offset: floa
 
 @pytest.mark.parametrize("scale", [0.0, 1e4, 1e30])
 @pytest.mark.parametrize("t", [1.0, 1e-6])
-@pytest.mark.parametrize("schedule", [{}, {"epsilon": 0.0}, {"schedule": "geometric"}], ids=str)
+@pytest.mark.parametrize("schedule", [{}, {"epsilon": 0.0}, {"schedule": "geometric", "sigma_min": 0.3}], ids=str)
 @both_graphs
-def test_any_output_gives_a_distribution_over_words_and_a_word(
+def test_any_output_gives_a_distribution_over_words_and_a_word_and_the_last_step_is_a_draw_of_it(
     graph: str, schedule: dict[str, Any], t: float, scale: float
 ) -> None:
     sedd, count = process(graph, **schedule), 60
@@ -84,6 +85,7 @@ def test_any_output_gives_a_distribution_over_words_and_a_word(
         times = {"t_M": t_M, "s_M": torch.full_like(t_M, s), "uniform_M2": rows(count).uniform(2)}
         for drawn in (sedd.score_step(output, noisy, **times), sedd.reverse_step(log_x0, noisy, **times)):
             assert bool((torch.isin(drawn, WORDS) | (drawn == MASK) & (s > 0)).all())
+            assert s > 0 or torch.equal(drawn, categorical(log_x0.double().exp(), times["uniform_M2"][:, 1]))
 
 
 def test_the_analytic_step_reads_the_total_of_the_scores_at_masks() -> None:
