@@ -281,6 +281,11 @@ def test_guidance_is_for_guided_uses_given_a_condition_and_gaps_are_filled_given
     assert [run.filling(given_latent=given) for given in (True, False)] == ["infill_given_latent", "continue"]
 
 
+def test_a_use_that_nobody_knows_is_refused(refuses: Any) -> None:
+    with refuses(ConfigurationError, "infil.", "'infill'"):
+        Capabilities(uses=frozenset({"infil", "score"}), trained_as="a toy")
+
+
 @given(st.integers(1, 50), st.integers(1, 50))
 def test_a_number_beyond_the_model_is_for_samplers_that_exceed_its_window(length: int, longest: int) -> None:
     run = Capabilities(uses=frozenset({"l2t"}), process=build().traits, trained_as="a toy")

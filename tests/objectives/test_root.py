@@ -196,6 +196,7 @@ def broken(**changes: Any) -> Any:
         ({"weights": {}}, "Broken"),
         ({"weights": {"text_loss": 0.0}}, "Broken"),
         ({"units": {"text_loss": "tokens"}}, "length_loss"),
+        ({"units": dict.fromkeys(("text_loss", "length_loss", "z_loss"), "token")}, "'token'"),
     ],
 )
 def test_an_objective_without_a_trained_loss_or_its_unit_is_refused(

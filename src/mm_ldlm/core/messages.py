@@ -94,7 +94,7 @@ def summarise(problems: Sequence[str]) -> str:
     """Join problems, one per line; from the third on only their beginnings, which name the parameters."""
     lines = [line for problem in problems for line in problem.splitlines()]
     if len(lines) > 3:
-        further = [line.partition(":")[0] for line in lines[2:]]
+        further = [line.partition(": ")[0] for line in lines[2:]]
         named = "; ".join(shorten(text, 120) for text in further[:12])
         lines = [*lines[:2], f"and {len(further)} more: {named}{'; …' if len(further) > 12 else ''}"]
     return "\n".join(shorten(line, LONGEST * 3 // (2 * len(lines))) for line in lines)

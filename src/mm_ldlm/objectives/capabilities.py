@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from mm_ldlm.core import Registry, SamplingError
+from mm_ldlm.core import ConfigurationError, Registry, SamplingError, nearest
 from mm_ldlm.diffusion.process import TextProcessConfig
 from mm_ldlm.sampling.base import unfit
 from mm_ldlm.sampling.guidance import no_condition
@@ -70,6 +70,13 @@ class Capabilities:
     guided: frozenset[str] = frozenset()
     only_sampler: str | None = None
     trained_as: str
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(self.uses - {*USES}):
+            raise ConfigurationError(
+                f"expected uses of the registry ({', '.join(USES)}) from `capabilities` of the objective, found "
+                f"{', '.join(unknown)}.{nearest(unknown[0], USES)} Correct it."
+            )
 
     def __contains__(self, use: str) -> bool:
         return use in self.uses

@@ -4,7 +4,7 @@ import itertools
 import traceback
 from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from mm_ldlm.core import ConfigurationError
 from mm_ldlm.diffusion.random import RowGenerator
 from mm_ldlm.models.base import DataShape, Unset, init_weights
 from mm_ldlm.models.parts import tag
-from mm_ldlm.objectives.base import Batch, Losses, Objective
+from mm_ldlm.objectives.base import Batch, Losses, Objective, Unit
 
 
 class TrainableRoot(nn.Module):
@@ -43,8 +43,8 @@ class TrainableRoot(nn.Module):
             if traceback.extract_tb(error.__traceback__)[-1].filename != nn.modules.module.__file__:
                 raise  # not by torch's call of a forward pass, which its arguments do not fit
             raise ConfigurationError(
-                f"expected a model that takes the inputs that the objective passes, found: {error}. Correct the names "
-                "of its arguments, or of the arguments that the objective passes."
+                f"expected a model and an objective that take the inputs that they are given, found: {error}. Correct "
+                "the names of its arguments, or of those that the objective passes."
             ) from error
         weights = self.objective.weights
         forgotten = [
@@ -76,7 +76,7 @@ class TrainableRoot(nn.Module):
                     f"expected every learnable parameter in the trainable root, found "
                     f"{paths.get(id(leaf), 'one of shape')} {tuple(leaf.shape)} outside: it would have gradients, but "
                     "never be updated, averaged or saved. Make it an nn.Parameter of an nn.Module that is an attribute "
-                    "of the objective, the process or the schedule."
+                    "of the model, the objective, the process or the schedule."
                 )
 
 
@@ -104,7 +104,8 @@ def build_root(
             shape, generator=generator, **{name: stores[name] for name in model.stores if name in stores}
         )
         made = objective.build(shape, **{name: stores[name] for name in objective.stores})
-    if not any(weight > 0 for weight in made.weights.values()) or made.weights.keys() - made.units.keys():
+    known = {name for name, unit in made.units.items() if unit in get_args(Unit)}
+    if not any(weight > 0 for weight in made.weights.values()) or made.weights.keys() - known:
         raise ConfigurationError(
             f"parameter 'objective': expected a weight above 0 of at least one loss of {type(made).__name__}, and a "
             f"unit, tokens or examples, for each of its weights, found the weights {dict(made.weights)} and the units "
@@ -119,7 +120,7 @@ def build_root(
     if unset := [name for name, value in held if value.isnan().any()]:
         raise ConfigurationError(
             f"parameter 'model': expected initial values of every parameter, found none of {', '.join(unset[:3])}. "
-            "Set them in the method init_weights(generator) of their module."
+            "Set them in the method init_weights(generator) of their module; build_on_meta calls those of a model."
         )
     return root
 

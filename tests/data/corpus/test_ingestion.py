@@ -24,6 +24,7 @@ from mm_ldlm.data.corpus.config import IngestionConfig
 from mm_ldlm.data.corpus.filters import LengthConfig
 from mm_ldlm.data.corpus.ingestion import conservation
 from mm_ldlm.data.corpus.merging import Counts, Merger
+from mm_ldlm.data.corpus.quarantine import BadRow
 from mm_ldlm.data.corpus.record import comparison_digest, comparison_form, normalise, record_id
 from mm_ldlm.data.corpus.sources import Opening, Row, SourceConfig
 from mm_ldlm.data.corpus.sources.base import HELD_OUT
@@ -337,7 +338,14 @@ def test_empty_sources_and_sources_without_a_usable_row_stop_the_run(
         ingested(tmp_path / "b", lines(tmp_path, "a"), length={"min_characters": 10})
 
 
-ROWS: dict[str, Any] = {"none": None, "number": 3, "text": "a text", "row": Row(b"a text", "here", 2)}  # type: ignore[arg-type]
+ROWS: dict[str, Any] = {
+    "none": None,
+    "number": 3,
+    "text": "a text",
+    "row": Row(b"a text", "here", 2),  # type: ignore[arg-type]
+    "split": Row("b", "here", 2, "tset"),
+    "damaged": BadRow(1, "here", "reason", "detail"),  # type: ignore[arg-type]
+}
 """What a source must not yield"""
 
 
@@ -362,6 +370,14 @@ def test_a_source_of_another_package_that_fails_is_refused_by_its_name(
 ) -> None:
     with refuses(SourceError, f"{__name__}:Failing", "expected"):
         ingested(tmp_path, {"kind": f"{__name__}:Failing", "raised": raised})
+
+
+def test_a_source_of_another_package_is_read_again_when_its_code_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for code, kept in (("one", 0), ("one", 60), ("two", 0)):
+        monkeypatch.setattr("mm_ldlm.data.corpus.filters.inspect.getsource", lambda _, code=code: code)
+        assert ingested(tmp_path, {"kind": DRAWN}).report["resumed_after_rows"] == kept
 
 
 def test_path_and_text_column_replace_those_of_the_only_source_with_a_path(

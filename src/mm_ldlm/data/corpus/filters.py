@@ -95,8 +95,12 @@ def describe_function(dotted: str, *, at: str) -> dict[str, str]:
         ConfigurationError: there is no such function (`load_function`).
     """
     load_function(dotted, at=at)
+    return {"name": dotted, "source": code_of(dotted.partition(":")[0])}
+
+
+def code_of(module: str) -> str:
+    """Return the digest of a module's source code, or of no text where it is not available."""
     try:
-        source = inspect.getsource(importlib.import_module(dotted.partition(":")[0]))
+        return fingerprint(inspect.getsource(importlib.import_module(module)))
     except (OSError, TypeError):
-        source = ""
-    return {"name": dotted, "source": fingerprint(source)}
+        return fingerprint("")

@@ -24,7 +24,7 @@ from mm_ldlm.core.progress import shown
 from mm_ldlm.data.corpus import tokenizer_training
 from mm_ldlm.data.corpus.cleaning import Chunk, Preparation, SideStore
 from mm_ldlm.data.corpus.config import SHORT_FORMS, IngestionConfig
-from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, describe_function
+from mm_ldlm.data.corpus.filters import LANGUAGE_FILTER, code_of, describe_function
 from mm_ldlm.data.corpus.merging import Counts, Merger
 from mm_ldlm.data.corpus.quarantine import DAMAGE, QUARANTINE_SCHEMA, BadRow, printable
 from mm_ldlm.data.corpus.record import RECORD_SCHEMA
@@ -206,9 +206,14 @@ def _rows(
 def _rows_in(source: SourceConfig, opening: Opening) -> Iterator[Row | BadRow]:
     rows = _call(source, lambda: iter(source.rows(opening)))
     if not _is_ours(source):
-        name = f"a row of source '{source.label}'"
-        rows = (check(row, Row | BadRow, name=name, error=SourceError) for row in rows)
+        rows = (_checked(row, f"a row of source '{source.label}'") for row in rows)
     yield from iter(lambda: _call(source, lambda: next(rows, None)), None)
+
+
+def _checked(row: Any, name: str) -> Row | BadRow:
+    hint: type[Row | BadRow] = BadRow if isinstance(row, BadRow) else Row
+    made: Row | BadRow = check(row._asdict() if isinstance(row, hint) else row, hint, name=name, error=SourceError)
+    return made
 
 
 def _is_ours(source: SourceConfig) -> bool:
@@ -350,7 +355,7 @@ def _fingerprints(config: IngestionConfig, opening: Opening) -> dict[str, str]:
 
 
 def _description(source: SourceConfig, opening: Opening) -> Any:
-    """Return the description of a source, which has a fingerprint."""
+    """Return the description of a source, which has a fingerprint; of another package, with its code."""
     found = source.describe(opening)
     fingerprint(found)
-    return found
+    return found if _is_ours(source) else [found, code_of(type(source).__module__)]

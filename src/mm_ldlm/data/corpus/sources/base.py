@@ -27,7 +27,7 @@ from mm_ldlm.core import (
 from mm_ldlm.core.files import InputFile, inside, problem
 from mm_ldlm.data.corpus.quarantine import BadRow, Unusable, excerpt, printable
 from mm_ldlm.data.corpus.record import GROUP, LABEL, PAIR, is_storable, label_text
-from mm_ldlm.data.corpus.splits import Split
+from mm_ldlm.data.corpus.splits import SPLITS, Split
 from mm_ldlm.data.store.fingerprint import file_sha256
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
     Attributes:
         file, line: path or data set, and number of the line or row from 1.
-        split: set where the source has its own splits; may be `HELD_OUT`.
+        split: set where the source has its own splits.
         meta: what the record keeps besides the text; values that JSON can represent.
         pair: second text of a pair.
         describes: digest of what the text describes, such as an image; `meta` has a reference to it.
@@ -61,7 +61,7 @@ class Row(NamedTuple):
     text: str
     file: str
     line: int
-    split: str | None = None
+    split: Annotated[str, bounded(pattern=rf"^({'|'.join(SPLITS)}|{HELD_OUT})$")] | None = None
     meta: Mapping[str, Any] = {}
     pair: str | None = None
     describes: str | None = None
