@@ -239,6 +239,9 @@ def test_a_loss_without_weight_is_refused_at_the_first_step(weights: dict[str, f
         (lambda losses: losses | {"text_los": losses.pop("text_loss")}, "text_los"),
         (lambda losses: {}, "none"),
         (lambda losses: losses | {"own_loss": tuple(x.detach() for x in losses["text_loss"])}, "own_loss"),
+        (lambda losses: losses | {"text_loss": losses["text_loss"][0]}, "text_loss"),
+        (lambda losses: losses | {"text_loss": (losses["text_loss"][0], 3)}, "text_loss"),
+        (lambda losses: losses | {"text_loss": (losses["text_loss"][0][None], losses["text_loss"][1])}, "text_loss"),
     ],
 )
 def test_losses_that_cannot_be_trained_are_refused_at_the_first_step(

@@ -46,6 +46,11 @@ class TrainableRoot(nn.Module):
                 f"expected a model and an objective that take the inputs that they are given, found: {error}. Correct "
                 "the names of its arguments, or of those that the objective passes."
             ) from error
+        if malformed := [name for name, pair in losses.items() if not _is_loss(pair)]:
+            raise ConfigurationError(
+                "expected losses as (sum over the micro-batch, count), two tensors without dimensions, from the "
+                f"objective, found others: {', '.join(malformed)}. Correct what its `forward` returns."
+            )
         weights = self.objective.weights
         forgotten = [
             name
@@ -123,6 +128,10 @@ def build_root(
             "Set them in the method init_weights(generator) of their module; build_on_meta calls those of a model."
         )
     return root
+
+
+def _is_loss(pair: Any) -> bool:
+    return isinstance(pair, tuple) and [isinstance(each, Tensor) and each.dim() == 0 for each in pair] == [True, True]
 
 
 def _leaves(losses: Losses) -> Iterator[Tensor]:

@@ -139,7 +139,8 @@ def precision(run: Run, batch: Batch) -> Check:
     for hook in hooks:
         hook.remove()
     held = {p.dtype for p in run.learner.root.parameters()}
-    found = f"{kind}: blocks compute in {_names(seen)}, parameters in {_names(held)}, loss scaled: {scaled}"
+    blocks = f"blocks compute in {_names(seen)}" if seen else "blocks have no linear layers"
+    found = f"{kind}: {blocks}, parameters in {_names(held)}, loss scaled: {scaled}"
     right = seen <= {want} and held == {torch.float32} and scaled == (kind == "fp16")
     remedy = f"blocks should compute in {_names({want})}, parameters be float32, and only fp16 scale the loss"
     return Check("precision", found, "" if right else remedy)
@@ -236,4 +237,4 @@ def _listed(name: str, everyone: Collection[str], faulty: list[str], fault: str,
 
 
 def _names(types: set[torch.dtype]) -> str:
-    return ", ".join(sorted(str(t).removeprefix("torch.") for t in types)) or "nothing"
+    return ", ".join(sorted(str(t).removeprefix("torch.") for t in types))
