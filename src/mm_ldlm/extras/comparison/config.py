@@ -75,7 +75,7 @@ class ComparisonConfig:
         seeds: of every member that sets none.
         budget: null: each member trains for its own max_steps.
         baseline: name of the member that the others are compared with; null: the first.
-        learning_rates: each member takes the one with the lowest validation loss of its first seed; empty: its
+        learning_rates: each member takes the one with the lowest validation NLL of its first seed; empty: its
             `training.optimizer.lr`.
         layers_above: layers that stay above a member's layers wherever they stand in `--env`; the other layers of the
             current environment lie below the member's.

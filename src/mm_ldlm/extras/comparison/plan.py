@@ -110,7 +110,7 @@ def plan(config: ComparisonConfig, loader: Any, project: Path) -> dict[str, Any]
         if config.learning_rates and not sessions[-1].parameters["training"]["validate_every"]:
             problems.append(
                 f"{where}: parameter 'training.validate_every': expected a number of steps, because "
-                "comparison.learning_rates are chosen by the validation loss, found 0. Set it."
+                "comparison.learning_rates are chosen by validation, found 0. Set it."
             )
     if problems:
         raise ConfigurationError("\n".join(problems))

@@ -123,27 +123,30 @@ def with_best_rates(
 ) -> list[Session]:
     """Select the sessions of each member's best learning rate, after its first seed was run with every one of them.
 
-    The best one has the lowest last validation loss; one that failed or diverged is the worst.
+    The best one has the lowest last validation NLL, which the results compare, or loss if a run gives no likelihood;
+    the loss also has terms such as the length's, for which other rates are the best. One that failed or diverged is
+    the worst.
     """
     first = {session.member: session.seed for session in reversed(sessions)}
     trials = [session for session in sessions if session.seed == first[session.member]]
     losses = {session.label: math.inf for session in trials}
     for session, outcome in zip(trials, run(trials), strict=True):
         if outcome.status == "finished":
-            losses[session.label] = _validation_loss(session)
+            losses[session.label] = _validation_nll(session)
     best = {
         member: min((each for each in trials if each.member == member), key=lambda each: losses[each.label])
         for member in first
     }
     for member, session in best.items():
-        log.info("%s: learning rate %g, validation loss %.4f", member, session.learning_rate, losses[session.label])
+        log.info("%s: learning rate %g, validation NLL %.4f", member, session.learning_rate, losses[session.label])
     return [session for session in sessions if session.learning_rate == best[session.member].learning_rate]
 
 
-def _validation_loss(session: Session) -> float:
+def _validation_nll(session: Session) -> float:
     reference = InputFile(session.paths["run"], remedy="Run the session again.").json(dict)
     lines = record_of(run_folder(Path(session.paths["runs"]), reference)).log
-    last = next((number(line["validation/loss"]) for line in reversed(lines) if "validation/loss" in line), None)
+    validated = (line for line in reversed(lines) if "validation/loss" in line)
+    last = next((number(line.get("validation/nll", line["validation/loss"])) for line in validated), None)
     return last if last is not None and math.isfinite(last) else math.inf
 
 
