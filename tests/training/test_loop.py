@@ -150,9 +150,10 @@ def test_pitfall_08_a_run_that_goes_on_failing_stops_and_says_why(tmp_path: Path
         loop.train(run)
 
 
-def test_a_run_that_fails_before_its_first_checkpoint_stops(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limits", [{"guard": {"max_consecutive_skips": 2}}, {"max_steps": 2}])
+def test_a_run_that_fails_before_its_first_checkpoint_stops(limits: dict[str, Any], tmp_path: Path) -> None:
     faults = [{"kind": "nan_loss", "step": step} for step in range(2)]
-    run = task.built(task.spec(faulty(*faults), guard={"max_consecutive_skips": 2}), tmp_path)
+    run = task.built(task.spec(faulty(*faults), **limits), tmp_path)
     with pytest.raises(TrainingDiverged, match="none yet"):
         loop.train(run)
 

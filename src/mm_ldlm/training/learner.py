@@ -45,7 +45,9 @@ class Learner:
         """Make the learner of a run that has not started."""
         scaler = torch.amp.GradScaler(device.type, enabled=config.precision.autocast == "fp16")
         optimization = Optimization(root, config.optimizer, max_steps=config.steps, scaler=scaler)
-        return cls(root, Ema(root, config.ema), optimization, Guard(config.guard), TrainingState())
+        most = min(config.guard.max_consecutive_skips, config.steps)  # a short run of skipped steps did not finish
+        guard = Guard(dataclasses.replace(config.guard, max_consecutive_skips=most))
+        return cls(root, Ema(root, config.ema), optimization, guard, TrainingState())
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return all tensors by file of a checkpoint; they change with the next step."""
