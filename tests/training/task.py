@@ -67,7 +67,8 @@ class Examples:
         draw = np.random.default_rng(0)
         self.pad_id = shape.pad_id
         self.lengths = np.full(count, shape.max_length) if full else draw.integers(2, shape.max_length + 1, count)
-        self._ids = draw.integers(3, shape.vocab_size, (count, shape.max_length))
+        ids = draw.integers(3, shape.vocab_size, (count, shape.max_length))
+        self._ids = np.where(np.isin(ids, shape.word_ids), ids, shape.word_ids[-1])
         drawn = {name: make(draw, self.lengths) for name, make in example.fields.items()}
         usual = {
             name: draw.standard_normal((count, math.prod(size))).astype(np.float32)
