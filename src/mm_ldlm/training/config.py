@@ -143,7 +143,8 @@ class GuardConfig:
     """Guard against non-finite steps and spikes.
 
     Attributes:
-        max_consecutive_skips: number of skipped steps in a row after which the run rolls back to the last checkpoint.
+        max_consecutive_skips: number of skipped steps in a row after which the run rolls back to the last checkpoint;
+            at most the number of all steps.
         max_rollbacks: number of roll-backs; when one more is needed, training stops with a diagnosis.
         rollback_lr_factor: factor of the learning rate at each roll-back.
         spike_z: robust z-score of the loss or gradient norm from which a step is a spike.
