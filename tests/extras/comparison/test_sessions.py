@@ -129,7 +129,7 @@ time.sleep(0.2)
         (tmp_path / "most").unlink()
 
 
-def test_a_session_that_writes_shared_data_runs_alone_and_once(
+def test_a_session_writes_shared_data_alone_and_once_and_then_others_join_it(
     session: Make, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = """
@@ -138,6 +138,10 @@ if "ingestion" in options["pipelines"]:
     time.sleep(0.3)
     store.mkdir()  # fails where another session has made it
     (store / "manifest.json").write_text("{}")
+    deadline = time.monotonic() + 60
+    while not list(shared.glob("[bcd]/count")):
+        if time.monotonic() > deadline: sys.exit("no other session began")
+        time.sleep(0.01)
 elif not (store / "manifest.json").exists():
     sys.exit("another session writes")
 """

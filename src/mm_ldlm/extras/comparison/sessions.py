@@ -63,7 +63,7 @@ class _Running:
     process: subprocess.Popen[bytes]
     started: float
     writes: bool
-    """Whether it writes data that other sessions share"""
+    """Whether it still writes data that other sessions share"""
 
 
 def kedro_run(options: Path) -> list[str]:
@@ -103,10 +103,12 @@ def run_sessions(
                 file = _write_options(session, pipelines, parent_run=parent_run, conf_source=conf_source)
                 log.info("%s: %s; log in %s", session.label, ", ".join(pipelines), log_of(session))
                 running.append(_start(session, command(file), project, writes=bool(missing)))
-            for each in [each for each in running if each.process.poll() is not None]:
-                running.remove(each)
-                outcomes[each.session.label] = _end(each)
-                if each.writes:
+            for each in list(running):
+                if ended := each.process.poll() is not None:
+                    running.remove(each)
+                    outcomes[each.session.label] = _end(each)
+                if each.writes and (ended or not _missing(each.session)):
+                    each.writes = False
                     refuse_short_trainings(sessions)
             if running and time.monotonic() - last > QUIET_SECONDS:
                 last = time.monotonic()
