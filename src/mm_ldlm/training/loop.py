@@ -44,7 +44,7 @@ class Run:
     checkpointer: Checkpointer
     tracker: Tracker
     throughput: Throughput
-    validate: Callable[[int], dict[str, float]] | None = None
+    validate: Callable[..., dict[str, float]] | None = None
     """step → validation losses"""
     averages: Averages = dataclasses.field(default_factory=Averages)
     """of the losses since the last log line or roll-back"""

@@ -44,8 +44,10 @@ class Validation:
         self.plan = BatchPlan(source.lengths[self.examples], batch, seed=spec.seed, max_length=spec.shape.max_length)
         self.loader = Loader(self.plan, source, fields, process, fill=config.precision.compile)
 
-    def __call__(self, step: int) -> dict[str, float]:
+    def __call__(self, step: int, *, batches: int | None = None) -> dict[str, float]:
         """Compute `KIND/NAME` → average over all examples, equal on all ranks; `loss` is the mean of the totals.
+
+        `batches` is the number of batches to read; None reads all.
 
         `nll` and `perplexity` are as in the evaluation, from one draw for each text: per token, the length included
         if the run has learned it, and without a latent if the run can score texts without one.
@@ -55,7 +57,7 @@ class Validation:
         sums: dict[str, torch.Tensor] = {}
         self.root.eval()
         with torch.no_grad(), self.ema.swapped():
-            for planned in self.plan.first(len(self.plan.epoch(0))):
+            for planned in self.plan.first(batches or len(self.plan.epoch(0))):
                 of_source = dataclasses.replace(planned, examples=self.examples[planned.examples])
                 for micro in self.loader.make(of_source):
                     batch = micro.to(self.process.device)

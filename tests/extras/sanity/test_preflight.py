@@ -26,6 +26,14 @@ def test_a_run_that_can_start_passes_and_nothing_moves(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob(".preflight"))
 
 
+def test_what_would_fail_in_the_first_validation_fails_before_the_first_step(tmp_path: Path) -> None:
+    run = task.built(task.spec(preflight=True, validate_every=1), tmp_path)
+    run.checkpointer.directory.mkdir(parents=True)
+    run.learner.root.model.length_logits = None  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="not callable"):
+        run.observers["preflight"].start()
+
+
 @pytest.mark.parametrize("sizes", [{"examples": 2}, {"examples": None, "tokens": 40, "example_multiple": 1}])
 def test_a_batch_with_fewer_examples_than_micro_batches_is_refused(sizes: dict[str, Any], tmp_path: Path) -> None:
     run = task.built(task.spec(batch={**sizes, "accumulation": 4}, preflight=True), tmp_path)

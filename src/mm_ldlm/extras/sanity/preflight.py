@@ -107,7 +107,7 @@ def batches(run: Run) -> Check:
 
 
 def dry_step(run: Run) -> Check:
-    """Run one forward and backward pass of each kind of step at the largest shape, without an update."""
+    """Run one forward and backward pass of each kind of step at the largest shape, and one batch of validation."""
     plan, stepper = run.loader.plan, run.stepper
     size, length = max(plan.shapes(), key=lambda shape: (shape[0] * shape[1], shape[1]))
     if not run.config.precision.compile:  # no batch has more examples than there are
@@ -120,6 +120,8 @@ def dry_step(run: Run) -> Check:
         batch = micro.to(run.process.device)
         for kind in stepper.objective.kinds:
             stepper.parallel.gradients(stepper.total(batch, kind=kind, draw=0, step=0))
+        if run.validate is not None:
+            run.validate(0, batches=1)
     except torch.OutOfMemoryError:
         remedy = (
             f"raise training.batch.accumulation ({plan.config.accumulation}) or lower the size of the batch; set "
