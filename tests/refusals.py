@@ -20,6 +20,7 @@ _VARYING = (
     (re.compile(r"(Valid keys|[Cc]hoose (?:from|an? [^:]+)): [\w, ]+"), r"\1: NAMES"),  # of the installed families
     (re.compile(r"127\.0\.0\.1:\d+"), "127.0.0.1:PORT"),
     (re.compile(r"\brun-[0-9a-f]{12}\b"), "run-NAME"),
+    (re.compile(r"(\w+\.py):\d+"), r"\1:LINE"),
     (
         re.compile(r"process \d+, since [^:]+:\d\d:\d\d\S*: .*?( writes to|\. [A-Z])"),
         r"process NUMBER, since TIME: COMMAND\1",

@@ -24,7 +24,18 @@ from mm_ldlm.core.errors import (
     purposeful,
     shorten,
 )
-from mm_ldlm.core.messages import duration, escape, nearest, override, reason_of, setting, show, slug, summarise
+from mm_ldlm.core.messages import (
+    duration,
+    escape,
+    nearest,
+    override,
+    own_place,
+    reason_of,
+    setting,
+    show,
+    slug,
+    summarise,
+)
 from mm_ldlm.core.registry import CONTRIBUTORS, Kinds, Registry, contributed, foreign_code, import_object, registered
 from mm_ldlm.core.typed import (
     AutoDevice,
@@ -118,6 +129,7 @@ __all__ = [
     "mask_values",
     "nearest",
     "override",
+    "own_place",
     "parse",
     "parse_kind",
     "path_of",

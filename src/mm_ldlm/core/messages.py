@@ -5,8 +5,11 @@ import json
 import re
 import reprlib
 import shlex
+import sysconfig
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core.credentials import mask, mask_values
@@ -45,12 +48,27 @@ def _beginning(value: Any, depth: int = 5) -> Any:
 
 
 def reason_of(error: BaseException, longest: int = 300) -> str:
-    """Return the class and the text of any exception on one line, without credentials."""
-    name = "" if isinstance(error, MMLDLMError) else f"{type(error).__name__}: "
+    """Return the class and the text of any exception on one line, without credentials.
+
+    The file and line of the user's own code that it passed through last follow, if there are such.
+    """
+    name = "" if isinstance(error, MMLDLMError) else type(error).__name__
+    where = f" at {place}" if (place := own_place(error)) else ""
     try:
-        return shorten(escape(mask(f"{name}{' '.join(str(error)[:10_000].split())}")), longest)
+        text = " ".join(str(error)[:10_000].split())
+        return shorten(escape(mask(": ".join(filter(None, (name, text))))), longest) + where
     except (Exception, GeneratorExit):  # the exception's own __str__
-        return type(error).__name__
+        return name + where
+
+
+_INSTALLED = ("<", str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+"""Beginnings of the names of files that are nobody's own code: generated code, this package, and installed ones"""
+
+
+def own_place(error: BaseException) -> str:
+    """Return FILE:LINE of the last line of the user's own code that an exception passed through; "" without one."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_INSTALLED)]
+    return f"{escape(Path(own[-1].filename).name)}:{own[-1].lineno}" if own else ""
 
 
 def duration(seconds: float) -> str:

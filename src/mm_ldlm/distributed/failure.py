@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mm_ldlm.core import MMLDLMError
+from mm_ldlm.core import MMLDLMError, own_place
 from mm_ldlm.core.files import write_text
 from mm_ldlm.distributed import environment
 
@@ -35,7 +35,8 @@ class Failure:
     Attributes:
         error_class: name of the exception's class.
         message: text of the exception.
-        location: file and line that raised it; "" for errors of this project, whose message is enough.
+        location: FILE:LINE of the user's own code, or else of what raised it; "" for errors of this project, whose
+            message is enough.
         time: when the error was raised, in seconds since the epoch.
         log: file with the error stream of the rank; known to the launcher only.
     """
@@ -96,12 +97,12 @@ def record(error: BaseException, path: str) -> None:
     """Write the error to the file that the elastic agent reads."""
     note(error, step=None)
     step, raised = error.__dict__[_NOTED]
-    last = (traceback.extract_tb(error.__traceback__) or [None])[-1]
-    ours = isinstance(error, MMLDLMError)
+    last = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:]]
+    location = "" if isinstance(error, MMLDLMError) else own_place(error) or "".join(last)
     text = " ".join(str(error).split()) or type(error).__name__
     found = Failure(
         rank=environment.rank_info().rank, host=socket.gethostname(), step=step, error_class=type(error).__name__,
-        message=text, location="" if ours or last is None else f"{Path(last.filename).name}:{last.lineno}", time=raised,
+        message=text, location=location, time=raised,
     )  # fmt: skip
     about = {
         "py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(raised)),
