@@ -1,5 +1,6 @@
 """Values in messages: one bounded line that every terminal shows, with the nearest known name; progress of loops."""
 
+import json
 import pickle
 from typing import Any
 
@@ -96,6 +97,13 @@ def test_many_problems_are_at_most_three_lines(problems: list[str]) -> None:
 def test_an_error_is_the_same_in_another_process(error: MMLDLMError) -> None:
     found = pickle.loads(pickle.dumps(error))
     assert (type(found), str(found)) == (type(error), str(error))
+
+
+def test_a_reason_names_the_last_own_line_above_the_code_of_others() -> None:
+    with pytest.raises(ValueError, match="Expecting value") as raised:
+        json.loads("")
+    line = test_a_reason_names_the_last_own_line_above_the_code_of_others.__code__.co_firstlineno + 2
+    assert reason_of(raised.value).endswith(f"(char 0) at test_messages.py:{line}")
 
 
 def test_the_first_error_on_purpose_of_a_chain_is_found() -> None:

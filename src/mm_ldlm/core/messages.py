@@ -61,14 +61,15 @@ def reason_of(error: BaseException, longest: int = 300) -> str:
         return name + where
 
 
-_INSTALLED = ("<", str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
-"""Beginnings of the names of files that are nobody's own code: generated code, this package, and installed ones"""
+_INSTALLED = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+"""Folders of code that is nobody's own: of this package, and of installed ones"""
 
 
 def own_place(error: BaseException) -> str:
     """Return FILE:LINE of the last line of the user's own code that an exception passed through; "" without one."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_INSTALLED)]
-    return f"{escape(Path(own[-1].filename).name)}:{own[-1].lineno}" if own else ""
+    passed = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [(file, line) for file, line in passed if file.is_absolute() and not str(file).startswith(_INSTALLED)]
+    return f"{escape(own[-1][0].name)}:{own[-1][1]}" if own else ""
 
 
 def duration(seconds: float) -> str:
