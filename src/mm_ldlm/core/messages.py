@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os.path
 import re
 import reprlib
 import shlex
@@ -9,7 +10,6 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from mm_ldlm.core.credentials import mask, mask_values
@@ -61,15 +61,18 @@ def reason_of(error: BaseException, longest: int = 300) -> str:
         return name + where
 
 
-_INSTALLED = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
-"""Folders of code that is nobody's own: of this package, and of installed ones"""
+_NOT_OWN = (os.path.dirname(os.path.dirname(__file__)), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+"""Folders of code that is not the user's own"""
 
 
 def own_place(error: BaseException) -> str:
     """Return FILE:LINE of the last line of the user's own code that an exception passed through; "" without one."""
-    passed = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    own = [(file, line) for file, line in passed if file.is_absolute() and not str(file).startswith(_INSTALLED)]
-    return f"{escape(own[-1][0].name)}:{own[-1][1]}" if own else ""
+    own = [
+        f"{escape(os.path.basename(frame.filename))}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if os.path.isabs(frame.filename) and not frame.filename.startswith(_NOT_OWN)
+    ]
+    return own[-1] if own else ""
 
 
 def duration(seconds: float) -> str:
