@@ -1,4 +1,4 @@
-"""Trainable root: the one module whose parameters are optimised, averaged, saved, restored, frozen and checked."""
+"""Trainable root: the only module whose parameters are optimised, averaged, saved, restored, frozen and checked."""
 
 import itertools
 import traceback
@@ -33,7 +33,7 @@ class TrainableRoot(nn.Module):
         self.checked_kinds = set[str]()
 
     def call_as(self, model: nn.Module) -> None:
-        """Let the forward pass call this form of the model, such as the compiled one, which shares its parameters."""
+        """Let the forward pass call this form of the model (such as the compiled model), which shares its parameters."""
         object.__setattr__(self, "forward_model", model)  # not a submodule: its parameters would be listed twice
 
     def forward(self, batch: Batch, generator: RowGenerator, kind: str, step: int) -> Losses:
@@ -41,15 +41,15 @@ class TrainableRoot(nn.Module):
             losses: Losses = self.objective(self.forward_model, batch, generator, kind=kind, step=step)
         except TypeError as error:
             if traceback.extract_tb(error.__traceback__)[-1].filename != nn.modules.module.__file__:
-                raise  # not by torch's call of a forward pass, which its arguments do not fit
+                raise  # not raised where torch calls a forward pass with arguments that it does not accept
             raise ConfigurationError(
-                f"expected a model and an objective that take the inputs that they are given, found: {error}. Correct "
-                "the names of its arguments, or of those that the objective passes."
+                f"expected forward passes of the model and the objective that accept the arguments of their calls, "
+                f"found: {error}. Correct the names of the arguments there, or in the call."
             ) from error
         if malformed := [name for name, pair in losses.items() if not _is_loss(pair)]:
             raise ConfigurationError(
-                "expected losses as (sum over the micro-batch, count), two tensors without dimensions, from the "
-                f"objective, found others: {', '.join(malformed)}. Correct what its `forward` returns."
+                "expected each loss of the objective as (sum over the micro-batch, count), two 0-D tensors, found "
+                f"another form of {', '.join(malformed)}. Correct what `forward` of the objective returns."
             )
         weights = self.objective.weights
         forgotten = [
@@ -62,8 +62,8 @@ class TrainableRoot(nn.Module):
             raise ConfigurationError(
                 f"expected losses with a weight ({', '.join(weights)}) from the objective, found "
                 f"{', '.join(forgotten or losses) or 'none'} in steps of kind '{kind}'. Add each trained loss to "
-                "`weights` and `units` of the objective; a number that is only reported is detached, and does not end "
-                "in _loss."
+                "`weights` and `units` of the objective; detach a number that is only reported, and do not let its name "
+                "end in _loss."
             )
         if torch.is_grad_enabled() and kind not in self.checked_kinds and not hasattr(self, "reshard"):  # not FSDP's
             self.checked_kinds.add(kind)
@@ -71,11 +71,11 @@ class TrainableRoot(nn.Module):
         return losses
 
     def _refuse_parameters_outside(self, losses: Losses) -> None:
-        """Refuse losses that depend on a learnable parameter which this module does not hold."""
+        """Refuse losses that depend on a learnable parameter outside this module."""
         held = {id(parameter) for parameter in self.parameters()}
         paths = {id(tensor): path for path, tensor in _learnable({"model": self.model, "objective": self.objective})}
         for leaf in _leaves(losses):
-            # a tensor that nothing holds is not learned, such as a time at which a schedule is differentiated
+            # a tensor that no object holds is not learned, such as a time at which a schedule is differentiated
             if id(leaf) not in held and (isinstance(leaf, nn.Parameter) or id(leaf) in paths):
                 raise ConfigurationError(
                     f"expected every learnable parameter in the trainable root, found "
@@ -97,7 +97,7 @@ def build_root(
     """Build the model and the objective of two configurations, with initial values from `generator`.
 
     Args:
-        stores: those that the objective is made from, and those that the initial weights are made from, if any.
+        stores: stores from which the objective is made, and those from which the initial weights are made, if any.
         fixed_shapes: see `Objective`.
 
     Raises:
@@ -112,8 +112,8 @@ def build_root(
     known = {name for name, unit in made.units.items() if unit in get_args(Unit)}
     if not any(weight > 0 for weight in made.weights.values()) or made.weights.keys() - known:
         raise ConfigurationError(
-            f"parameter 'objective': expected a weight above 0 of at least one loss of {type(made).__name__}, and a "
-            f"unit, tokens or examples, for each of its weights, found the weights {dict(made.weights)} and the units "
+            f"parameter 'objective': expected {type(made).__name__} to have a weight above 0 for at least one loss, and "
+            f"a unit, tokens or examples, for each weight, found the weights {dict(made.weights)} and the units "
             f"{dict(made.units)}. Correct `weights` and `units` of the objective."
         )
     made.fixed_shapes = fixed_shapes

@@ -1,10 +1,9 @@
 """Plan batches by length as a function of (seed, epoch), for any number of processes.
 
-An epoch is one permutation of all examples. In that order the examples are put into buckets of equal padded length. A
-full bucket is a global batch, so that every batch of a bucket has the same shape and few shapes occur. The examples
-that are left in a bucket at the end of the epoch move to the next longer bucket; the last batch may be smaller. The
-positions of a batch are distributed to ranks and micro-batches in turn; every rank computes its counts without
-communication.
+An epoch is one permutation of all examples. In this order the examples enter buckets of equal padded length. A full
+bucket is a global batch, so that every batch of a bucket has the same shape and few shapes occur. Examples left in a
+bucket at the end of the epoch move to the next longer bucket; the last batch may be smaller. Ranks and micro-batches
+take the positions of a batch in turn; every rank computes its counts without communication.
 """
 
 import dataclasses
@@ -44,7 +43,7 @@ class Source:
         return self._tokens.padded(self._rows[rows], pad=self.pad_id, length=length)
 
     def field(self, name: str, rows: Ints) -> npt.NDArray[Any]:
-        """Read a field (n, ...) of these rows as the objective uses it: "latents" (n, d) float32, standardised.
+        """Read a field (n, ...) of these rows as the objective uses it; "latents" are (n, d) float32, standardised.
 
         A field with a value for each token is padded to the longest of these rows.
         """
@@ -105,7 +104,7 @@ class BatchPlan:
         return [(examples, length) for _, examples, length in found]
 
     def from_(self, epoch: int, index: int) -> Iterator[Planned]:
-        """Yield batches without end, starting at batch `index` of `epoch`."""
+        """Yield the plans of batches without end, starting at batch `index` of `epoch`."""
         while True:
             batches = self.epoch(epoch)
             for number in range(index, len(batches)):
@@ -114,12 +113,12 @@ class BatchPlan:
             epoch, index = epoch + 1, 0
 
     def first(self, count: int) -> Iterator[Planned]:
-        """Yield the first `count` batches of epoch 0."""
+        """Yield the plans of the first `count` batches of epoch 0."""
         return itertools.islice(self.from_(0, 0), count)
 
     def steps_until(self, tokens: int) -> int:
-        """The first step, counted from 1, by which the batches from the start hold at least so many valid tokens."""
-        # Every epoch has each example once, and as many batches as any other: their sizes depend only on counts.
+        """Return the first step, counted from 1, after which training has seen at least this number of valid tokens."""
+        # Every epoch has each example once and the same number of batches, whose sizes depend only on counts.
         epochs, rest = divmod(tokens, int(self.lengths.sum()))
         steps = epochs * len(self.epoch(0))
         if rest == 0:
@@ -141,9 +140,9 @@ def _filled(values: npt.NDArray[Any], count: int, *, value: int = 0) -> npt.NDAr
 
 
 class Loader:
-    """Loader of this rank's part of the global batches, which a thread prepares ahead.
+    """Load this rank's part of the global batches, which a thread prepares ahead.
 
-    Iteration can start at any batch; `waited` counts the seconds that the consumer waited.
+    Iteration can start at any batch; `waited` counts the seconds for which the consumer waited.
     """
 
     def __init__(
@@ -153,10 +152,11 @@ class Loader:
         self.waited = 0.0
 
     def make(self, planned: Planned) -> list[Batch]:
-        """Read this rank's micro-batches of a global batch: positions rank, rank + world·accumulation, … of each.
+        """Read this rank's micro-batches of a global batch.
 
-        All ranks have the same number of examples; missing ones are filled by examples without tokens (number -1). With
-        `fill` a batch that is smaller than a full batch of its bucket is also filled, so that few shapes occur.
+        Micro-batch m has the positions m·world + rank + k·world·accumulation, k = 0, 1, … All ranks have the same number
+        of examples; examples without tokens (number -1) replace missing ones. With `fill`, a batch that is smaller than
+        a full batch of its bucket is filled too, so that few shapes occur.
         """
         source, world, accumulation = self.source, self.process.world, self.plan.config.accumulation
         parts, size = world * accumulation, len(planned.examples)
@@ -181,7 +181,7 @@ class Loader:
         return [batch.pinned() for batch in batches] if self.process.device.type == "cuda" else batches
 
     def from_(self, epoch: int, index: int) -> Generator[tuple[Planned, list[Batch]]]:
-        """Yield (plan, micro-batches) without end. Close the iterator to end its thread."""
+        """Yield (plan, micro-batches) without end. Closing the iterator ends its thread."""
         plans = self.plan.from_(epoch, index)
 
         def produce() -> tuple[Planned, list[Batch]]:

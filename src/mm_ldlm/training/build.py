@@ -1,4 +1,4 @@
-"""Construction of a run: model, objective, optimizer, batches and checkpoints of one rank."""
+"""Build a run: model, objective, optimizer, batches and checkpoints of one rank."""
 
 import dataclasses
 from pathlib import Path
@@ -31,7 +31,7 @@ def build(spec: TrainingSpec, *, root: Path, data: Data, process: Process, track
     """Build the components of the training loop; nothing has been trained or resumed yet.
 
     Args:
-        root: folder that the spec's relative paths start from.
+        root: folder to which the paths of the spec are relative.
     """
     directory = root / spec.name  # the name covers the parameters as they were planned
     config = dataclasses.replace(spec.training, precision=resolve(spec.training.precision, process))
@@ -96,7 +96,7 @@ def trainable_root(spec: TrainingSpec, data: Data, *, root: Path, tracker: Track
 
 
 def _compiled(model: Any, *, graphs: int) -> Any:
-    """Compile a model with room for `graphs` graphs: one per shape and kind of step (two with self-conditioning).
+    """Compile a model and allow `graphs` graphs: one for each shape and kind of step (two with self-conditioning).
 
     Beyond its limit, 8 by default, dynamo would run further graphs uncompiled and only warn.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when they are saved, and when they are restored."""
+"""Save and restore the checkpoints of a run, at the steps that the parameters determine."""
 
 import math
 import time
@@ -28,7 +28,7 @@ class Checkpointer:
             normaliser, encoder, and those that the objective adds.
         session: properties that may differ between two sessions of a run; differences are logged.
         folders: folders copied into every checkpoint, so that the run folder suffices for sampling.
-        failed: error of the last checkpoint, or None.
+        failed: error of the last checkpoint that was written, or None.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Checkpointer:
     # -- when -------------------------------------------------------------------------------------------------------
 
     def minutes_over(self) -> bool:
-        """Return whether `every_minutes` have passed on this rank; only the answer of rank 0 is used."""
+        """Return whether `every_minutes` have passed on this rank; only the result of rank 0 is used."""
         every = self.config.every_minutes
         return every is not None and time.monotonic() - self._last_time > every * 60
 
@@ -69,7 +69,7 @@ class Checkpointer:
         Returns the names of non-finite tensors; if there are any, nothing is saved.
 
         Args:
-            line: metrics of this step, which determine `best`.
+            line: metrics of this step; they determine `best`.
         """
         self._last_time = time.monotonic()
         tensors, non_finite = self.learner.snapshot(keep=self.process.is_main)
@@ -103,7 +103,7 @@ class Checkpointer:
             seconds = round(time.perf_counter() - started, 3)
             self.tracker.event(step, "checkpoint", seconds=seconds, folder=path.name)
         except (CheckpointError, OSError) as error:
-            self.learner.state.best = before  # the best of those that there are
+            self.learner.state.best = before  # the best checkpoint that exists
             self.failed = error if isinstance(error, CheckpointError) else CheckpointError(str(error))
             self.tracker.event(step, "checkpoint_failed", reason=str(error))
 
@@ -113,7 +113,7 @@ class Checkpointer:
         if name is None:
             return False
         step, every = self.learner.state.step, self.config.every_steps
-        if name not in line and every is not None and step % every == 0:  # at others it is not always measured
+        if name not in line and every is not None and step % every == 0:  # at other steps it may be unmeasured
             self.tracker.event(step, "best_unknown", reason=f"no {name!r} among {sorted(line)}")
         value = line.get(name, math.nan)
         better = best is None or (value < best if self.config.best_is == "min" else value > best)
@@ -124,7 +124,7 @@ class Checkpointer:
     # -- restore ----------------------------------------------------------------------------------------------------
 
     def resume(self, origin: str, root: Path) -> str | None:
-        """Restore the newest checkpoint of the run, else the one of `training.resume`; return its name, None for none.
+        """Restore the newest checkpoint of the run, or else the one in `training.resume`; return its name or None.
 
         `never` does not apply to restarts after a lost rank. An incomplete checkpoint is refused, not skipped.
         """

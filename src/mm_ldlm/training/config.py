@@ -29,7 +29,7 @@ from mm_ldlm.core import (
 from mm_ldlm.distributed.launch import RanksConfig
 
 Decay = Annotated[float, bounded(ge=0, lt=1)]
-"""Factor of an exponential moving average; with 1 it would never change."""
+"""Decay of an exponential moving average; with 1 the average would never change."""
 
 
 FOLDER_NAME = re.compile(r"(?!\.|(logs|training_spec\.json)$)[^/\\\x00-\x1f\x7f]{1,60}")
@@ -96,8 +96,9 @@ class OptimizerConfig:
 
     Attributes:
         lr, betas, eps, weight_decay: of AdamW; norms, biases, embeddings and other vectors have no weight decay.
-        schedule: linear rise over `warmup_steps`, then from lr down to lr · min_lr_ratio at the last step.
-        clip: largest global gradient norm; null does not clip.
+        schedule: after a linear rise over `warmup_steps`, `cosine` and `linear` fall from lr to lr · min_lr_ratio at
+            the last step.
+        clip: largest global gradient norm; null disables clipping.
     """
 
     RETIRED: ClassVar[dict[str, Any]] = {"name": "adamw", "muon_lr": 1e-3, "muon_momentum": 0.95}
@@ -125,11 +126,11 @@ class PrecisionConfig:
     """Numerical precision and compilation.
 
     Attributes:
-        autocast: type of the forward pass: fp32, bf16, or fp16 with a GradScaler; auto is bf16 where the devices of all
-            ranks compute products faster in it, otherwise fp32. Parameters, optimizer and EMA stay float32.
+        autocast: type of the forward pass: fp32, bf16, or fp16 with a GradScaler; auto is bf16 if the devices of all
+            ranks compute products faster in bf16, otherwise fp32. Parameters, optimizer and EMA stay float32.
         tf32: allow TensorFloat-32 matrix products on GPUs.
         compile: compile the model by `torch.compile`.
-        detect_anomaly: use autograd's anomaly mode, which is slow and names the operation whose gradient became NaN.
+        detect_anomaly: use autograd's anomaly mode, which is slow but names the operation whose gradient became NaN.
     """
 
     autocast: Literal["auto", "fp32", "bf16", "fp16"] = "fp32"
@@ -143,12 +144,13 @@ class GuardConfig:
     """Guard against non-finite steps and spikes.
 
     Attributes:
-        max_consecutive_skips: number of skipped steps in a row after which the run rolls back to the last checkpoint;
-            at most the number of all steps.
-        max_rollbacks: number of roll-backs; when one more is needed, training stops with a diagnosis.
+        max_consecutive_skips: number of skipped steps in a row after which the run rolls back to the last checkpoint; a
+            shorter run takes the number of its steps.
+        max_rollbacks: largest number of roll-backs; if another one is needed, training stops with a diagnosis.
         rollback_lr_factor: factor of the learning rate at each roll-back.
-        spike_z: robust z-score of the loss or gradient norm from which a step is a spike.
-        spike_window: number of accepted steps that the score is computed from; it needs at least a quarter of them.
+        spike_z: robust z-score of the loss or gradient norm above which a step is a spike.
+        spike_window: number of the last finite steps of a kind from which the score is computed, once there are a
+            quarter of them, and at least 8.
         spike_action: `log` reports a spike and relies on clipping; `skip` also skips the update.
         spike_patience: number of spikes in a row that count as divergence and cause a roll-back.
     """
@@ -167,8 +169,7 @@ class CheckpointConfig:
     """Intervals and retention of checkpoints.
 
     Attributes:
-        every_steps, every_minutes: intervals of checkpoints, whichever ends first; null disables one. The last step is
-            always saved.
+        every_steps, every_minutes: intervals of checkpoints; null disables one of them. The last step is always saved.
         keep_last: number of the newest checkpoints to keep.
         keep_every: also keep every checkpoint whose step is a multiple of this.
         best_metric: name of a metric in the training log; the checkpoint with its best value is kept as `best`. null:
@@ -198,10 +199,9 @@ class TrainingConfig:
         max_minutes: end the run with a checkpoint after this many minutes of training; null: no limit.
         log_every, diagnose_every, validate_every: intervals in steps; 0 disables the last two.
         validation_examples: number of examples of the validation split that a validation loss is averaged over.
-        validation_batch: examples in a batch of the validation, over all processes; null: like the batches of
-            training.
-        show_every_seconds: show a sentence that the model rebuilds, or writes from noise, about every so many seconds;
-            null: never. A model that is sharded over ranks (fsdp) shows none.
+        validation_batch: number of examples in a validation batch, over all processes; null: as in training.
+        show_every_seconds: interval at which a sentence is shown that the model rebuilds or writes from noise; null:
+            never. A model that is sharded over ranks (fsdp) shows none.
         parallel: data parallelism over ranks: ddp, or fsdp, which shards the model.
         device: auto, cpu, cuda or cuda:N.
         threads: CPU threads of each rank.
@@ -209,8 +209,8 @@ class TrainingConfig:
         resume: auto (from the newest checkpoint of this run, if any), never, or the folder of another run or of one of
             its checkpoints.
         seed: seed of initial values, batches and noise; null: the project's seed, which data, sampling and evaluation
-            keep.
-        init_from: folder of a run or a checkpoint whose weights to start from (at step 0, with a new optimizer).
+            always use.
+        init_from: folder of a run or a checkpoint whose weights the run starts from (at step 0, with a new optimizer).
         run_name: name of the run folder; null derives it from the fingerprint of the run.
         preflight: check the machine before the first step.
     """
@@ -262,14 +262,14 @@ class TrainingConfig:
             interval, steps = getattr(self, name), self.checkpoint.every_steps
             refuse_if(
                 interval == 0 or steps is None or steps % interval,
-                f"checkpoint.best_metric {best!r} is measured every {name} = {interval} steps, checkpoints are "
-                f"written every checkpoint.every_steps = {steps}: make the second a multiple of the first",
+                f"checkpoint.best_metric {best!r} is measured every {name} steps, so checkpoint.every_steps must be a "
+                f"multiple of {name}, found {'null' if steps is None else steps} and {interval}",
                 "checkpoint.best_metric",
                 "checkpoint.every_steps",
             )
         refuse_if(
             self.run_name is not None and not FOLDER_NAME.fullmatch(self.run_name),
-            "run_name must be the name of a folder: 1 to 60 characters, no separators, no leading dot, and none of "
+            "run_name must be the name of a folder: 1 to 60 characters, no separators, no leading dot, and not one of "
             f"the other names in the folder of the runs (logs, training_spec.json), found {show(self.run_name)}",
             "run_name",
         )
@@ -282,7 +282,7 @@ class TrainingConfig:
 
 
 def splits_read(training: TrainingConfig) -> dict[str, str]:
-    """Return the parameter that reads each split other than the training split."""
+    """Return parameter → the split that it reads, for all splits but the training split."""
     return {"training.validate_every": "validation"} if training.validate_every else {}
 
 

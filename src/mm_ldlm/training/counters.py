@@ -1,4 +1,4 @@
-"""Counters of a run. With the seed they determine all batches and all noise (`mm_ldlm.training.seeds`)."""
+"""Counters of a run, which together with the seed determine all batches and all noise (`mm_ldlm.training.seeds`)."""
 
 import dataclasses
 import typing
@@ -42,7 +42,11 @@ class TrainingState:
         self.tokens += planned.tokens
 
     def load(self, found: dict[str, Any]) -> None:
-        """Take values by name; CheckpointError if one of them is not a number of its kind."""
+        """Restore values by name.
+
+        Raises:
+            CheckpointError: a value is not a number of its type.
+        """
         for name, hint in typing.get_type_hints(TrainingState, include_extras=True).items():
             value = found.get(name, getattr(TrainingState, name))
             setattr(self, name, check(value, hint, name=name, error=CheckpointError))

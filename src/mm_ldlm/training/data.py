@@ -15,7 +15,7 @@ from mm_ldlm.training.batches import Source
 from mm_ldlm.training.spec import TrainingSpec, stores_of_fields
 
 _COUNTED_ROWS = 8192
-"""Rows that are read at once while tokens are counted"""
+"""Number of rows that are read at once to count tokens"""
 
 
 def token_counts(source: Source, shape: DataShape) -> torch.Tensor:
@@ -31,7 +31,7 @@ def token_counts(source: Source, shape: DataShape) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Data of a run, with the folders that its checkpoints include so that the run folder suffices for sampling."""
+    """Data of a run, and the folders that every checkpoint includes, so that sampling needs only the run folder."""
 
     train: Source
     validation: Source | None
@@ -39,7 +39,7 @@ class Data:
     folders: dict[str, Path]
     """folders copied into every checkpoint: tokenizer, normalisers, stores of the objective"""
     stores: dict[str, npt.NDArray[Any]] = dataclasses.field(default_factory=dict)
-    """(rows, d) by name: the values of the stores that the objective and the initial weights are made from"""
+    """name → values (rows, d) of a store from which the objective or the initial weights are made"""
 
 
 def open_data(spec: TrainingSpec, root: Path) -> Data:
@@ -54,8 +54,8 @@ def open_data(spec: TrainingSpec, root: Path) -> Data:
         if (found := dataset.fingerprints.get(name)) != planned:
             raise FingerprintError(
                 f"{dataset.directory}: expected {name} with the fingerprint {planned}, as in the spec, "
-                f"found {found}. The data changed since then: plan again (`kedro run --pipelines=training`), or "
-                "restore the data."
+                f"found {found}. The data changed after the spec was planned: plan again "
+                "(`kedro run --pipelines=training`), or restore the data."
             )
     fields = spec.objective.fields
     validation = Source(dataset, "validation", fields=fields) if len(dataset.rows("validation")) else None

@@ -37,7 +37,7 @@ class Ema:
 
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
-        """Give the root the averaged weights until the block ends."""
+        """Replace the weights of the root by their averages until the block ends."""
         held = {name: self.parameters[name].detach().clone() for name in self.values}
         try:
             self._assign(self.values)

@@ -1,4 +1,4 @@
-"""Forward and backward passes of this rank's part of a step, and their losses."""
+"""Run the forward and backward passes of this rank's part of a step, and collect their losses."""
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ class Stepper:
                 with self.autocast():
                     losses = self.parallel.module(batch, generator, kind, step)
                 loss = total(losses, self.objective, batch)
-                # a part of the global sum: DDP and FSDP average the gradients over ranks
+                # times the number of ranks, because DDP and FSDP average gradients over ranks; the loss is a global sum
                 self.scaler.scale(loss * self.process.world).backward()
             tally.add(losses, loss)
         return kind, tally
@@ -102,7 +102,7 @@ def total(losses: Losses, objective: Objective, batch: Batch) -> Tensor:
 
 
 class Averages:
-    """Sums and counts over the steps since the last log line, for all kinds of steps together and for each kind."""
+    """Sums and counts since the last log line, over all steps and over the steps of each kind."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[float, float]] = {}

@@ -1,8 +1,7 @@
-"""Guard against non-finite steps and spikes: decides whether an update is applied, equally on all ranks.
+"""Guard against non-finite steps and spikes: decide whether an update is applied.
 
-`Guard` reads only numbers from an all-reduce, so every rank takes the same decision; it reads no tensors. A non-finite
-step changes nothing: its gradients are cleared, and its numbers never enter the window that later steps are compared
-with.
+`Guard` reads only numbers from an all-reduce, no tensors, so every rank makes the same decision. A non-finite step
+changes nothing: its gradients are cleared, and its numbers never enter the window with which later steps are compared.
 """
 
 import collections
@@ -16,7 +15,7 @@ from mm_ldlm.training.config import GuardConfig
 Action = Literal["apply", "skip", "rollback", "stop"]
 
 OVERFLOWS = 24
-"""Number of fp16 overflows in a row that the loss scale can explain: it starts at 2¹⁶ and halves each time."""
+"""Largest number of fp16 overflows in a row that the loss scale explains: it starts at 2¹⁶ and halves each time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +44,12 @@ class Guard:
         """Decide on one step.
 
         Args:
-            kind: steps of one kind are compared with each other.
+            kind: kind of the step; it is compared with steps of the same kind.
             loss: the step's global loss.
             grad_norm: the global gradient norm before clipping.
             bad_ranks: ranks whose own loss was not finite.
-            overflow: whether gradients overflowed under the loss scale of fp16, which is lowered. The step is skipped,
-                but it counts as a fault only after `OVERFLOWS` overflows in a row.
+            overflow: whether a loss scale is in use (fp16), which non-finite gradients lower. Such a step is skipped,
+                but counts as non-finite only after `OVERFLOWS` overflows in a row.
         """
         if not bad_ranks and math.isfinite(loss) and not math.isfinite(grad_norm) and overflow:
             self.consecutive_overflows += 1

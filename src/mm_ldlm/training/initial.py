@@ -1,5 +1,7 @@
-"""Initial weights from a checkpoint (`training.init_from`), whose vocabulary and normaliser must be the run's: the rows
-of an embedding table and of the output layer belong to tokens, and a latent is whitened by one matrix.
+"""Initialise weights from a checkpoint (`training.init_from`).
+
+Its vocabulary and normaliser must be those of the run: rows of the embedding table and the output layer belong to
+tokens, and latents are standardised by the normaliser.
 """
 
 import os
@@ -18,8 +20,8 @@ def refuse_missing_origin(training: TrainingConfig, *, runs: Path) -> None:
     """Refuse a `training.resume` or `training.init_from` that names no checkpoint, before the first node of a run.
 
     Raises:
-        ConfigurationError: there is none; the message names the nearest folder.
-        CheckpointError: it is not complete.
+        ConfigurationError: the folder does not exist; the message names the nearest one.
+        CheckpointError: it contains no complete checkpoint.
     """
     for key, named in (("resume", training.resume), ("init_from", training.init_from)):
         if named in ("auto", "never", None):
@@ -37,12 +39,12 @@ def refuse_missing_origin(training: TrainingConfig, *, runs: Path) -> None:
 def initialise(root: TrainableRoot, path: Path, *, spec: TrainingSpec, tracker: Tracker) -> None:
     """Initialise the root with the weights of a checkpoint (the EMA weights if it has them).
 
-    Parameters of the objective keep their initial values if the checkpoint has none of them. Its buffers are not taken
-    from the checkpoint: they depend on the data and the steps of this run.
+    Parameters of the objective keep their initial values if the checkpoint has none of them. Buffers are not taken from
+    the checkpoint: they depend on the data and the steps of this run.
 
     Raises:
-        CheckpointError: the checkpoint belongs to another model, vocabulary or normaliser, or contains values that are
-            not finite.
+        CheckpointError: the checkpoint belongs to another model, vocabulary or normaliser, or contains non-finite
+            values.
     """
     source = folder.find(path)
     name = "ema.safetensors" if (source / "ema.safetensors").is_file() else "model.safetensors"

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from mm_ldlm.core.files import InputFile, refuse_other
 
 _NON_FINITE = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
-"""Numbers as Python's JSON has them → as the log has them"""
+"""Non-finite number in Python's JSON → in the log"""
 
 
 class Tracker:
@@ -32,7 +32,7 @@ class Tracker:
             path.parent.mkdir(parents=True, exist_ok=True)
             refuse_other(path)
             self._file = open(path, "ab")  # noqa: SIM115
-            self._file.truncate(_end(path))  # half a line of a killed writer
+            self._file.truncate(_end(path))  # drop an incomplete line of a killed writer
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         self._write({"step": step, **values})
@@ -59,7 +59,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read every complete line of a log, in order.
 
     Raises:
-        StoreError: it is not a file, or a line is not a JSON object.
+        StoreError: the path is not a file, or a line is not a JSON object.
     """
     door, found = InputFile(path, remedy="Remove the damaged line, or choose another run."), []
     for number, line in enumerate(door.read().splitlines(keepends=True), 1):
@@ -90,7 +90,7 @@ def number(value: Any) -> float | None:
 
 
 class NewLines:
-    """The lines that are written to a log from now on. The file need not exist yet."""
+    """Reader of the lines that are appended to a log from now on. The file need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""State that the steps of a training change: the root with its averages, optimizers, guard and counters."""
+"""State that training steps change: the trainable root with its averages, optimizer, guard and counters."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ _OTHER = (
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-    """The trainable root with its averages, its optimizers with the scale of the loss, the guard and the counters."""
+    """Trainable root with its averages, the optimizer with the loss scaler, the guard and the counters."""
 
     root: TrainableRoot
     ema: Ema
@@ -45,19 +45,19 @@ class Learner:
         """Make the learner of a run that has not started."""
         scaler = torch.amp.GradScaler(device.type, enabled=config.precision.autocast == "fp16")
         optimization = Optimization(root, config.optimizer, max_steps=config.steps, scaler=scaler)
-        most = min(config.guard.max_consecutive_skips, config.steps)  # a short run of skipped steps did not finish
+        most = min(config.guard.max_consecutive_skips, config.steps)  # else a short run could skip every step
         guard = Guard(dataclasses.replace(config.guard, max_consecutive_skips=most))
         return cls(root, Ema(root, config.ema), optimization, guard, TrainingState())
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return all tensors by file of a checkpoint; they change with the next step."""
+        """Return the tensors of each file of a checkpoint, by name; the next step changes them."""
         held = {"model.safetensors": saved_tensors(self.root), "optimizer.safetensors": self.optimization.tensors()}
         if self.ema.values:
             held["ema.safetensors"] = self._averages()
         return held
 
     def snapshot(self, *, keep: bool) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
-        """Copy `tensors()`, unsharded, to the CPU, and list those that are not finite. Every rank must call it.
+        """Copy `tensors()`, unsharded, to the CPU, and list the non-finite ones. Every rank must call it.
 
         Args:
             keep: whether this rank needs the copies.
@@ -85,7 +85,7 @@ class Learner:
         """Restore `tensors()` and `numbers()` of the checkpoint `path`. Every rank must call it.
 
         Raises:
-            CheckpointError: they belong to another model, do not belong together, or are not finite.
+            CheckpointError: they belong to another model, do not belong together, or are non-finite.
         """
         buffers = persistent_buffers(self.root).keys()
         for name, held in tensors.items():

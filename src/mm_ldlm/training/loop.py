@@ -1,7 +1,7 @@
 """Training loop, in the order of execution; it does not depend on the model and the objective.
 
-One step: batch → forward and backward of each micro-batch → one all-reduce of all numbers → one read by the host → the
-guard's decision, the same on all ranks → update, or none. Everything else happens at intervals.
+A step: batch → forward and backward pass of each micro-batch → one all-reduce of all numbers → one read by the host →
+the guard's decision, the same on all ranks → update, or none. Everything else happens at intervals.
 """
 
 import dataclasses
@@ -205,9 +205,9 @@ def agree(run: Run, tally: Tally) -> Agreed:
 
 
 def roll_back(run: Run, verdict: Verdict, diagnosis: str) -> None:
-    """Restore weights, optimizer and step of the last checkpoint, lower the learning rate, and continue the data.
+    """Restore weights, optimizer and step of the last checkpoint, lower the learning rate; new batches follow.
 
-    The next batch sets its epoch and its place there (`TrainingState.drawn`).
+    The next batch sets the epoch and the batch number of the state (`TrainingState.drawn`).
 
     Raises:
         TrainingDiverged: the verdict is to stop, or there is no checkpoint yet.

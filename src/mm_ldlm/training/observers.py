@@ -1,4 +1,4 @@
-"""Observers of the training loop: they read what a step computes, and change nothing of the training."""
+"""Interface of observers of the training loop, which read what a step computes and do not change the training."""
 
 from mm_ldlm.core import Registry
 from mm_ldlm.objectives.base import Batch
@@ -7,11 +7,11 @@ from mm_ldlm.objectives.base import Batch
 class Observer:
     """Work of an extra before, during and after the steps of a run; a subclass overrides the methods that it needs.
 
-    The methods run on every rank that has the observer. One that communicates with other ranks is there on all of them.
+    The methods run on every rank that has the observer. An observer that communicates between ranks must exist on all.
     """
 
     def start(self) -> None:
-        """Check whether the run can start. Nothing is resumed yet; an error refuses the run."""
+        """Check whether the run can start, before a checkpoint is restored; an error refuses the run."""
 
     def before_step(self, step: int, micros: list[Batch]) -> None:
         """Prepare for the step after `step` finished ones, on these micro-batches."""
@@ -27,7 +27,7 @@ class Observer:
         return ""
 
     def after_update(self, step: int, *, applied: bool) -> dict[str, float]:
-        """Return numbers for the log, which has a line of this step if there are any; `step` counts from 1."""
+        """Return numbers for the log line of this step, which is written if there are any; `step` counts from 1."""
         return {}
 
     def after_step(self, step: int, *, last: bool) -> None:
@@ -35,4 +35,4 @@ class Observer:
 
 
 OBSERVERS = Registry("observer", {}, group="observers")
-"""Functions of a built `training.loop.Run`: they return its observer, or None where there is nothing to observe."""
+"""Functions that return the observer of a built `training.loop.Run`, or None if there is nothing to observe."""

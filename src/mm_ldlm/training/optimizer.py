@@ -11,7 +11,7 @@ from mm_ldlm.distributed.parallel import assign, full
 from mm_ldlm.training.config import OptimizerConfig
 
 _KIND = "adamw/"
-"""Prefix of the names of its state in a checkpoint"""
+"""Prefix of the names of the optimizer state in a checkpoint"""
 
 
 def learning_rate_factor(config: OptimizerConfig, *, step: int, max_steps: int) -> float:
@@ -26,7 +26,7 @@ def learning_rate_factor(config: OptimizerConfig, *, step: int, max_steps: int) 
 
 
 def parameter_groups(root: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Group (name, parameter) by decay, which only matrices that multiply activations have.
+    """Group (name, parameter) by weight decay, which only matrices that multiply activations have.
 
     Every trainable parameter is in exactly one group.
     """
@@ -93,7 +93,7 @@ class Optimization:
         self.scaler.step(self.optimizer)
 
     def finish(self) -> None:
-        """End a step, also one without an update: adapt the scale, and drop the gradients."""
+        """End a step, with or without an update: adapt the loss scale and drop the gradients."""
         self.scaler.update()
         self.drop_gradients()
 
@@ -115,8 +115,7 @@ class Optimization:
 
         Raises:
             KeyError: there is no such parameter.
-            ValueError: a parameter has a part of the entries that others have, or a state is not of floating-point
-                numbers.
+            ValueError: parameters have states with different entries, or a state is not a floating-point tensor.
         """
         self.optimizer.state.clear()
         for key, value in tensors.items():
@@ -124,7 +123,7 @@ class Optimization:
             p = self.named[name]
             if not value.is_floating_point():
                 raise ValueError(f"{key} has numbers of the type {value.dtype}")
-            # A fused optimizer reads the number of its steps on the device; another one on the CPU, without waiting.
+            # A fused optimizer reads its step count on the device, any other on the CPU, so that nothing waits.
             device = value.device if self.sharded else p.device
             held = torch.empty_like(value, device=device) if value.ndim == 0 else torch.empty_like(p)
             assign(held, value)

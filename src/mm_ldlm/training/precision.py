@@ -1,4 +1,4 @@
-"""Precision of the forward pass in training, by what the devices of all ranks compute fast."""
+"""Choose the precision of the forward pass in training by the devices of all ranks."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from mm_ldlm.training.config import PrecisionConfig
 def resolve(precision: PrecisionConfig, process: Process) -> PrecisionConfig:
     """Replace `auto` by bf16 if it is faster on the devices of all ranks, otherwise by fp32; all ranks agree.
 
-    Nothing is timed: the numbers of a run would then depend on the load of the machine.
+    Nothing is timed, because the results of a run would then depend on the load of the machine.
     """
     if precision.autocast != "auto":
         return precision

@@ -1,4 +1,4 @@
-"""Session of a run in the launching process: start the workers and return the result; status and lock of the run."""
+"""Run a training session from the launching process: start the workers, and keep the status and lock of the run."""
 
 import dataclasses
 import logging
@@ -28,9 +28,9 @@ def run_session(document: dict[str, Any], runs: Path) -> dict[str, Any]:
     """Train until the run of a spec (as JSON) is finished, unless it already is; return its reference.
 
     Raises:
-        ConfigurationError: the run is finished, and has other parameters.
-        WorkerFailed: a rank failed (`error_class` is TrainingDiverged where the guard stopped it), the run was stopped
-            before its end, or another session is training it.
+        ConfigurationError: the run is finished, with other parameters.
+        WorkerFailed: a rank failed (`error_class` is TrainingDiverged if the guard stopped it), the run was stopped
+            before its end, or another session trains it.
     """
     spec = TrainingSpec.from_dict(document)
     directory = runs / spec.name
@@ -103,9 +103,9 @@ class Status:
     """State of a run: running, finished, stopped (the same command resumes it), failed or absent.
 
     Attributes:
-        metrics: of the newest checkpoint.
-        reason: text of the error of a failed run.
-        launch: the launch that failed by an error that would recur; "" for others.
+        metrics: metrics of the newest checkpoint.
+        reason: message of the error of a failed run.
+        launch: id of the launch that failed with an error that a restart would repeat; "" otherwise.
         seconds: seconds of training of a run that has ended; None: not recorded, and its time limit counts as reached.
         fingerprint: fingerprint of its spec.
     """
@@ -142,9 +142,9 @@ def is_done(status: Status, spec: TrainingSpec) -> bool:
 
 @contextmanager
 def sole_writer(root: Path, name: str) -> Iterator[str | None]:
-    """Lock run `name` until the block ends, or with this process; yield who else holds the lock, or None.
+    """Lock run `name` until the block or this process ends; yield the other holder of the lock, or None.
 
-    The function waits up to `LOCK_SECONDS`, because the workers of a killed launcher save before they end.
+    It waits up to `LOCK_SECONDS`, because the workers of a killed launcher save before they end.
     """
     path, give_up = root / f".{name}.lock", time.monotonic() + LOCK_SECONDS
     while (lock := take(path, "write")) is None and time.monotonic() < give_up:

@@ -44,7 +44,7 @@ class TrainingSpec:
         dataset: folder of the validated dataset.
         fingerprints: fingerprints of the stores that training reads, of the tokenizer, and of the encoder if there are
             latents.
-        shape: sizes that the model is built for: vocabulary, ids of the noise, longest text, dimension of a latent.
+        shape: sizes for which the model is built: vocabulary, ids of the noise, longest text, dimension of a latent.
         model, objective: configurations of their kinds (`models.base.MODELS`, `objectives.base.OBJECTIVES`).
         encoder: parameters of the encoder that made the latents; empty for a dataset without latents.
     """
@@ -61,7 +61,7 @@ class TrainingSpec:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of everything that determines the result: data, parameters and seed, but not the machines."""
+        """Digest of everything that determines the result: data, parameters and seed, but no machines."""
         training = {key: value for key, value in to_dict(self.training, retired=True).items() if key not in _FREE}
         training["batch"].pop("prefetch")
         parts = {**to_dict({"model": self.model, "objective": self.objective}, retired=True), "training": training}
@@ -139,10 +139,9 @@ def plan(
 def _resolved(training: TrainingConfig, dataset: Dataset, *, seed: int) -> TrainingConfig:
     """Replace the batch size by the global batch size, and `max_steps` by the number of steps that all limits allow.
 
-    The size per device is multiplied by the processes of all hosts, which the variables of the launcher count. The
-    batches of a run are a function of its seed and its data, so the number of steps is exact, whatever the number of
-    processes and resumes, and the schedule ends with the run. After a roll-back the data continue with other batches,
-    of slightly other sizes.
+    The size per device is multiplied by the processes of all hosts, whose number the launcher's variables may set. The
+    batches of a run are a function of its seed and data, so the number of steps is exact for any number of processes
+    and resumes, and the schedule ends with the run. After a roll-back, other batches of slightly other sizes follow.
     """
     lengths = dataset.lengths("train")
     refuse_empty_splits({"validation": len(dataset.rows("validation"))}, read=splits_read(training))
@@ -161,11 +160,11 @@ def _resolved(training: TrainingConfig, dataset: Dataset, *, seed: int) -> Train
 def limits(
     training: TrainingConfig, lengths: Ints, *, seed: int, max_length: int
 ) -> tuple[BatchConfig, dict[str, int]]:
-    """Compute the global batch of all processes, and the steps that each limit of a training allows, by parameter.
+    """Compute the global batch of all processes, and parameter → the steps that this limit of a training allows.
 
     Args:
-        lengths: tokens of each training example.
-        max_length: of the tokenizer.
+        lengths: number of tokens of each training example.
+        max_length: maximum length of the tokenizer.
     """
     launch = with_environment(training.launch)
     batch = training.batch.of_processes(launch.processes * launch.nodes)

@@ -98,8 +98,8 @@ PEAKS = {
     "A100": 312e12, "L40S": 362e12, "L40": 181e12, "4090": 165e12, "A40": 150e12, "A30": 165e12, "A10G": 70e12,
     "A10": 125e12, "L4": 121e12, "T4": 65e12,
 }  # fmt: skip
-"""Dense bf16 throughput in FLOP/s, as in the vendor's data sheets, by a word in the device name (T4: fp16); the first
-word that fits counts."""
+"""Part of a device name → dense bf16 throughput in FLOP/s of the vendor's data sheet (T4: fp16); the first match
+counts."""
 
 
 def peak_flops(device: torch.device) -> float | None:

@@ -1,4 +1,4 @@
-"""Validation losses and perplexity: a pass over held-out examples with the EMA weights, the same noise every time."""
+"""Compute validation losses and perplexity on held-out examples, with the EMA weights and the same noise every time."""
 
 import dataclasses
 import math
@@ -18,15 +18,15 @@ from mm_ldlm.training.seeds import step_seed
 from mm_ldlm.training.spec import TrainingSpec
 
 _SCORES: tuple[str, ...] = ("score", "score_given_latent")
-"""Uses with a likelihood of texts, the preferred one first"""
+"""Uses that give a likelihood of texts, the preferred one first"""
 _LARGEST = 700.0
-"""Nats per token whose exponential is still finite"""
+"""Largest number of nats per token that is exponentiated; the result is still finite"""
 
 
 class Validation:
     """Validation losses of one pass over a fixed part of the split, separately for each kind of step, and perplexity.
 
-    There is no perplexity if the run gives no likelihood of texts.
+    A run without a likelihood of texts has no perplexity.
     """
 
     def __init__(self, source: Source, learner: Learner, spec: TrainingSpec, process: Process) -> None:
@@ -49,8 +49,8 @@ class Validation:
 
         `batches` is the number of batches to read; None reads all.
 
-        `nll` and `perplexity` are as in the evaluation, from one draw for each text: per token, the length included
-        if the run has learned it, and without a latent if the run can score texts without one.
+        `nll` and `perplexity` are those of the evaluation, from one draw for each text: per token, length included if
+        the run has learned it, and without a latent if the run can score texts without one.
         """
         objective = self.root.objective
         generative = None if self._scores is None else objective.generative_model(self.root.model)

@@ -1,9 +1,9 @@
-"""Training worker, one rank of elastic_launch or torchrun, or a single process.
+"""Training worker: a rank of elastic_launch or torchrun, or a single process.
 
     python -m mm_ldlm.training.worker data/06_models/runs/training_spec.json
     torchrun --nproc-per-node=2 -m mm_ldlm.training.worker data/06_models/runs/training_spec.json
 
-It imports only torch, numpy, pyarrow, safetensors and the tokenizer, so a GPU host needs no other packages.
+A GPU host needs only torch, numpy, psutil, pyarrow, pydantic, safetensors, tokenizers and tqdm.
 """
 
 import argparse
@@ -39,12 +39,12 @@ ONE_REQUEST = 5.0
 
 
 def train(spec: TrainingSpec, *, root: Path, data: Data | None = None) -> tuple[loop.Ending, int]:
-    """Train as `spec` describes, as the rank of the environment variables (as a single process without them).
+    """Train as `spec` describes, as the rank in the environment variables, or without them as a single process.
 
     Returns how the session ended, and the step of the run.
 
     Args:
-        root: folder that the spec's relative paths and the run folder start from.
+        root: folder that contains the run folder, and to which the paths of the spec are relative.
         data: data to use instead of the dataset of the spec.
 
     Raises:
@@ -103,7 +103,7 @@ def train(spec: TrainingSpec, *, root: Path, data: Data | None = None) -> tuple[
 
 @contextmanager
 def _alone(root: Path, name: str, process: Process) -> Iterator[None]:
-    """Refuse a second training in a run folder, which would mix their logs and replace checkpoints."""
+    """Refuse a second training in a run folder: their logs would mix, and checkpoints be replaced."""
     with sole_writer(root, name) if process.is_main else nullcontext() as other:
         if others := [held for held in collectives.gather(other) if held]:
             raise WorkerFailed(
@@ -138,7 +138,8 @@ def _status(directory: Path, process: Process, status: str, step: int, **more: A
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Make SIGTERM and SIGINT set a flag that the loop reads in every step; a later second signal ends the process.
 
-    A service manager signals all processes of a run, and the launcher then its ranks: at one time, it is one request.
+    A service manager signals all processes of a run, and the launcher then signals its ranks again: signals within
+    `ONE_REQUEST` seconds are one request.
     """
     first = math.inf
 
@@ -162,7 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="mm_ldlm.training.worker", description="Train one run, as one rank.")
     parser.add_argument("spec", type=Path, help="training_spec.json, written by `kedro run --to-nodes=plan_training`")
     parser.add_argument(
-        "--root", type=Path, default=None, help="folder that the spec's paths start from (default: its folder)"
+        "--root", type=Path, default=None, help="folder to which the spec's paths are relative (default: its folder)"
     )
     given = parser.parse_args()
     with failure.recorded():

@@ -1,6 +1,6 @@
-"""The checks of the stores, their interface and registry, and the report.
+"""Check the stores and make the report; interface and registry of further checks.
 
-Findings do not raise errors here: `findings.enforce` raises them after the report is on disk.
+Findings raise no errors here: `findings.enforce` raises them after the report has been saved.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Subject:
     Attributes:
         plan: the features that objective and model read.
         stores: records, tokens and the stores of the features, by name.
-        located: the encoder of the latents; None without latents, and the encoder is then not compared.
+        located: the encoder of the latents; None without latents, in which case no encoder is compared.
         config: the section `validation`, with the keys of extras.
         sections: all typed sections that validation reads, by name.
-        evaluation_sets: texts by the name of the set, which must not be trained on.
+        evaluation_sets: texts that must not be trained on, by the name of their set.
     """
 
     plan: Mapping[str, Feature]
@@ -52,11 +52,11 @@ class Subject:
 
 
 class DataCheck(abc.ABC):
-    """A check of the registry, which runs after `CHECKS`.
+    """A check from the registry; it runs after `CHECKS`.
 
     Attributes:
-        plots: entries of the catalog for its figures, with their captions in the report.
-        statistics, figures: numbers for the report, and figures by name, which `findings` sets.
+        plots: catalog entries of its figures, with their captions in the report.
+        statistics, figures: numbers for the report, and figures by name; `findings` sets both.
     """
 
     plots: ClassVar[Mapping[str, str]] = {}
@@ -72,7 +72,7 @@ DATA_CHECKS = Registry("check of data", {}, group="data_checks")
 
 
 def plots() -> dict[str, str]:
-    """Return the captions of the figures of the data, by their entries in the catalog."""
+    """Return the captions of the figures of the data, by catalog entry."""
     own = {"plot_lengths": "Length of the sentences, in tokens."}
     return own | {key: words for name in DATA_CHECKS for key, words in DATA_CHECKS.load(name).plots.items()}
 
@@ -88,8 +88,8 @@ def validate(
 
     Returns:
         The report (plain JSON: passed, rows, valid, quarantined, quarantine, findings, encoder, statistics,
-        fingerprints); row numbers by reason, which go to quarantine and are left out of the index; and the figures of
-        the checks, by the names of their plots.
+        fingerprints); the numbers of the rows that go to quarantine instead of the index, by reason; and the figures
+        of the checks, by the names of their plots.
     """
     latents, located = inputs.features.get("latents"), None
     if latents is not None:
@@ -101,7 +101,7 @@ def validate(
     for check in (*CHECKS, *(each.findings for each in registered)):
         found += check(subject)
         if check is check_shards and any(finding.check == "shards" for finding in found):
-            break  # the other checks read them
+            break  # the other checks read the shards
     found += check_quarantine(subject, found)
     for name, feature in plan.items():  # records that a feature refuses do not count against the fraction
         found += feature.check(inputs.features[name], inputs.records)
@@ -122,7 +122,7 @@ def validate(
 
 
 def check_fingerprints(subject: Subject) -> Iterator[Finding]:
-    """Check that each store was made from the present other stores, tokenizer and encoder."""
+    """Check that each store was made from the current other stores, tokenizer and encoder."""
     present = {name: store.manifest.fingerprint for name, store in subject.stores.items()}
     present["tokenizer"] = subject.inputs.tokenizer.fingerprint
     if subject.located is not None:
@@ -135,7 +135,7 @@ def check_fingerprints(subject: Subject) -> Iterator[Finding]:
                 yield Finding(
                     "error",
                     other,
-                    f"the {name} in {store.directory} were made with {other} {stored}{by}, but the present {other} has "
+                    f"the {name} in {store.directory} were made with {other} {stored}{by}, but the current {other} has "
                     f"fingerprint {present[other]}.",
                     f"Restore the earlier settings, or remove the directory and run the {writer_of(name)} pipeline "
                     "again.",
@@ -144,7 +144,7 @@ def check_fingerprints(subject: Subject) -> Iterator[Finding]:
 
 
 def check_shards(subject: Subject) -> Iterator[Finding]:
-    """Check that every shard exists, is readable, has the right columns and (on demand) the right checksum."""
+    """Check that every shard exists, is readable, and has the right columns and, if requested, the right checksum."""
     for name, store in subject.stores.items():
         changed = []
         for number, shard in enumerate(store.manifest.shards):
@@ -174,7 +174,7 @@ def writer_of(name: str) -> str:
 
 
 def check_ids(subject: Subject) -> Iterator[Finding]:
-    """Check that row i of the tokens, and of the features with a row for each record, is row i of the records."""
+    """Check that row i of the tokens, and of features with a row for each record, belongs to row i of the records."""
     records = subject.inputs.records
     aligned = ["tokens", *(name for name, feature in subject.plan.items() if feature.row_of == "record")]
     for name in aligned:
@@ -195,7 +195,7 @@ def check_ids(subject: Subject) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "alignment",
-                f"{len(wrong)} rows of {name} have another id than the record in the same row.",
+                f"{len(wrong)} rows of {name} have a different id than the record in the same row.",
                 f"The pairs cannot be trusted. {again}",
                 count=len(wrong),
                 examples=examples,
@@ -204,7 +204,7 @@ def check_ids(subject: Subject) -> Iterator[Finding]:
 
 
 def check_quarantine(subject: Subject, found: Sequence[Finding]) -> Iterator[Finding]:
-    """Check that not too many rows failed; the finding says what most of them failed, and its remedy."""
+    """Check that not too many rows failed; the finding names the check that most of them failed, and its remedy."""
     rows, failing = len(subject.inputs.records), failing_rows(found)
     count = len(np.unique(np.concatenate([NO_ROWS, *failing.values()])))
     if count > (most := subject.config.max_quarantine_fraction) * max(rows, 1):
@@ -225,7 +225,7 @@ def check_quarantine(subject: Subject, found: Sequence[Finding]) -> Iterator[Fin
 
 
 def compare_ids(records: ShardStore, other: ShardStore) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Return the rows with another id than the record, and some of them in words."""
+    """Return the rows whose id differs from that of the record, and descriptions of some of them."""
     wrong, examples = [NO_ROWS], list[str]()
     shared = min(len(records), len(other))
     for start in range(0, shared, _ROWS):
@@ -240,7 +240,7 @@ def compare_ids(records: ShardStore, other: ShardStore) -> tuple[npt.NDArray[np.
 
 
 def check_tokens(subject: Subject) -> Iterator[Finding]:
-    """Check token ids (inside the vocabulary, no pad or mask) and stored lengths (correct, positive, not too long)."""
+    """Check token ids (in the vocabulary, no pad or mask) and stored lengths (correct, positive, not too long)."""
     tokens, tokenizer = subject.inputs.tokens, subject.inputs.tokenizer
     outside, special, untrue, empty, long = ([NO_ROWS] for _ in range(5))
     for start in range(0, len(tokens), _ROWS):
@@ -274,7 +274,7 @@ def check_tokens(subject: Subject) -> Iterator[Finding]:
 
 
 def check_unknown_words(subject: Subject) -> Iterator[Finding]:
-    """State how many held-out and training texts have words that the vocabulary lacks; many are a warning."""
+    """Count the held-out and training texts with words outside the vocabulary; many are a warning."""
     counts = subject.inputs.tokens.manifest.meta.get("splits", {})
     for name, splits in (("held-out", SPLITS[1:]), ("training", SPLITS[:1])):
         rows, unknown = (sum(counts.get(split, {}).get(key, 0) for split in splits) for key in _UNKNOWN)
@@ -294,8 +294,8 @@ def check_unknown_words(subject: Subject) -> Iterator[Finding]:
 def check_texts(subject: Subject) -> Iterator[Finding]:
     """Check that ids are digests of texts, that splits are disjoint, and that no evaluation sentence is in training.
 
-    The split of a text that describes something (an image) is the split of the image, which is compared in place of
-    such texts.
+    A text that describes an object, such as an image, has the split of the object, which is compared instead of the
+    text.
     """
     records = subject.inputs.records
     n = len(records)
@@ -362,7 +362,7 @@ def _repeated(
         yield Finding(
             "info",
             "duplicate texts",
-            f"{within} records repeat a text of the same split, apart from case and spacing, or what it describes.",
+            f"{within} records repeat a text of the same split (apart from case and spacing), or what it describes.",
             "Near-duplicate removal (ingestion.near_duplicates) removes them.",
             count=within,
         )
@@ -387,7 +387,7 @@ def _divided(records: ShardStore, group_n2: npt.NDArray[np.uint64], split_n: npt
 def _neighbours(
     words_n2: npt.NDArray[np.uint64], split_n: npt.NDArray[np.int8]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Sort digests; return the order, whether each next one is the same, and whether it is so in another split."""
+    """Sort digests; return the order, and whether each next one is equal, and equal but in another split."""
     order = np.lexsort((split_n, words_n2[:, 1], words_n2[:, 0]))
     same = (words_n2[order][1:] == words_n2[order][:-1]).all(1)
     return order, same, same & (split_n[order][1:] != split_n[order][:-1])
@@ -424,4 +424,4 @@ CHECKS: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
     check_unknown_words,
     check_texts,
 )
-"""In an order in which a failure makes later ones pointless"""
+"""Checks in order: after a failure, later ones may be meaningless."""

@@ -1,4 +1,4 @@
-"""Parameters under `comparison`."""
+"""Parameters of the section `comparison`."""
 
 from dataclasses import field
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from mm_ldlm.core import (
 )
 
 Name = Annotated[str, bounded(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-"""Names a folder and rows of the table"""
+"""Name of a folder and of rows of the table"""
 
 
 def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
@@ -34,9 +34,9 @@ class MemberConfig:
     """One model of the comparison.
 
     Attributes:
-        env: environment layers, as in `--env`, which join the layers of the current environment; null adds none.
-        params: parameters that differ, nested or with dots in their keys; the last layer of all.
-        seeds: of this member, for example more of them where two members are close; null: the comparison's.
+        env: environment layers, as in `--env`, that are added to those of the current environment; null adds none.
+        params: parameters that differ, nested or with dots in their keys; they override all layers.
+        seeds: seeds of this member, for example more of them if two members are close; null: those of the comparison.
     """
 
     name: Name
@@ -47,7 +47,7 @@ class MemberConfig:
 
 @config
 class BudgetConfig:
-    """Budget of every member's training: tokens seen, or seconds; exactly one of them."""
+    """Budget of the training of every member: either tokens seen or seconds."""
 
     tokens: PositiveInt | None = None
     seconds: Duration | None = None
@@ -72,13 +72,13 @@ class ComparisonConfig:
 
     Attributes:
         members: the models. Each is trained once for each of its seeds (`training.seed`).
-        seeds: of every member that sets none.
-        budget: null: each member trains for its own max_steps.
-        baseline: name of the member that the others are compared with; null: the first.
-        learning_rates: each member takes the one with the lowest validation NLL of its first seed; empty: its
-            `training.optimizer.lr`.
-        layers_above: layers that stay above a member's layers wherever they stand in `--env`; the other layers of the
-            current environment lie below the member's.
+        seeds: seeds of every member that sets none.
+        budget: budget of each training; null: the limits of the member itself.
+        baseline: name of the member with which the others are compared; null: the first.
+        learning_rates: rates from which each member takes the one with the lowest validation NLL of its first seed;
+            empty: its `training.optimizer.lr`.
+        layers_above: layers of `--env` that override a member's layers; all other layers of the current environment
+            are overridden by them.
         jobs: number of sessions that run at the same time.
     """
 

@@ -1,4 +1,4 @@
-"""The page of the pipeline `comparison` and its figures; its input is what `results.collect` returns."""
+"""Render the page of the pipeline `comparison` and its figures from the result of `results.collect`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ TITLES = {"text_nll": "nats per scored token", "loss": "loss"}
 
 
 def report(results: Mapping[str, Any], *, title: str) -> tuple[str, dict[str, go.Figure]]:
-    """Render the page, and its figures by name."""
+    """Render the page; return it and its figures by name."""
     drawn = {
         "plot_members_scores": comparison(results),
         "plot_members_curves": curves(results["curves"]),

@@ -1,4 +1,4 @@
-"""`comparison`: run the members, collect their results, report them."""
+"""Pipeline `comparison`: run the members, collect their results, report them."""
 
 import logging
 from dataclasses import asdict
@@ -24,7 +24,7 @@ def run_members(
     """Run every member with every seed, each in its own process; return how they ended.
 
     With learning rates, each member's other seeds run only at its best rate, and only the sessions at this rate are
-    returned. `folder` is the folder that the sessions write into; it exists then.
+    returned. The sessions write into `folder`, which the catalog has created.
     """
     from mm_ldlm.extras.comparison.plan import Session
     from mm_ldlm.extras.comparison.sessions import run_sessions, with_best_rates

@@ -1,7 +1,7 @@
-"""The plan of a comparison: every member and seed as one session, with its parameters resolved and checked.
+"""Plan a comparison: one session for every member and seed, with its parameters resolved and checked.
 
-The plan is made by the hook before the first node, where configurations can be loaded, and saved to the catalog; from
-there on nothing but the plan is read.
+A hook makes the plan before the first node, where configurations can be loaded, and saves it to the catalog; afterwards
+only the plan is read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,14 +40,14 @@ class Session:
     """One member with one seed: an ordinary `kedro run`.
 
     Attributes:
-        environment: of `--env`.
-        params: of `--params`, nested.
-        fingerprint: of the resolved parameters that determine the results.
-        parameters: those that the table shows or that determine the length of the training.
-        folder: holds everything that the session writes.
+        environment: value of `--env`.
+        params: value of `--params`, nested.
+        fingerprint: fingerprint of the resolved parameters that determine the results.
+        parameters: sections that the table shows or that determine the length of the training.
+        folder: folder of everything that the session writes.
         paths: catalog entry → its file or folder.
-        stores: pipeline → folders of the stores that it has to have written before.
-        learning_rate: entry of `comparison.learning_rates` that it tries; None: the parameters' own learning rate.
+        stores: pipeline → folders of the stores that it must have written before the session.
+        learning_rate: entry of `comparison.learning_rates` that the session tries; None: the rate of its parameters.
     """
 
     member: str
@@ -68,7 +68,7 @@ class Session:
 
 
 class ComparisonHooks:
-    """Saves the sessions of a comparison to the catalog, with the parameters of all members resolved and checked."""
+    """Hooks that save the plan of a comparison to the catalog."""
 
     @hook_impl
     def after_context_created(self, context: "KedroContext") -> None:
@@ -82,13 +82,13 @@ class ComparisonHooks:
 
 
 def plan(config: ComparisonConfig, loader: Any, project: Path) -> dict[str, Any]:
-    """Resolve and check the parameters of every member; one session for each member, learning rate and seed.
+    """Resolve and check the parameters of every member; make a session for each member, learning rate and seed.
 
     Args:
         loader: the configuration loader of the current run.
 
     Raises:
-        ConfigurationError: there is no member, or the parameters of some are refused; each with its reasons.
+        ConfigurationError: there is no member, or parameters of members are refused; the message has all reasons.
     """
     if not config.members:
         raise ConfigurationError("parameter 'comparison.members': expected at least one member, found none. List them.")
@@ -124,7 +124,7 @@ def plan(config: ComparisonConfig, loader: Any, project: Path) -> dict[str, Any]
 
 
 def refuse_short_trainings(sessions: Sequence[Session]) -> None:
-    """Refuse runs that would end within their warm-up; sessions without data are not checked."""
+    """Refuse runs that would end before their warm-up does; sessions without data are not checked."""
     from mm_ldlm.training.spec import limits
 
     short = dict[str, tuple[int, int]]()
@@ -181,7 +181,7 @@ def _session(
 
 
 def environment_of(member: MemberConfig, *, current: Sequence[str], base: str, above: Sequence[str]) -> str:
-    """Join the layers of the current environment and of a member; a layer of both stands where the member has it."""
+    """Join the layers of the current environment and of a member; a layer of both takes the member's place."""
     own = member.env.split("+") if member.env else []
     others = [layer for layer in current if layer not in own]
     lower, upper = ([layer for layer in others if (layer in above) == high] for high in (False, True))
@@ -197,10 +197,10 @@ def params_of(
     results: Path,
     rate: float | None = None,
 ) -> dict[str, Any]:
-    """Merge the `--params` of the current run, the member's parameters, and the ones that the comparison sets.
+    """Merge the `--params` of the current run, the parameters of the member, and those that the comparison sets.
 
     Raises:
-        ConfigurationError: the member sets what the comparison sets: seed, budget, learning rate, folder, or the name
+        ConfigurationError: the member sets a parameter of the comparison: seed, budget, learning rate, folder, or name
             in MLflow.
     """
     from mm_ldlm.app.config_loader import merge

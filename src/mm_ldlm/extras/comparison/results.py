@@ -1,4 +1,4 @@
-"""Results of a comparison: what the finished sessions wrote, in one table with intervals and paired differences.
+"""Collect the results of finished sessions in one table with intervals and paired differences.
 
 `collect` returns the content of the table, the figures and the page. The table has one row for each session
 and, for a member with several seeds, one row over all of them.
@@ -45,12 +45,12 @@ COLUMNS = {
 }
 """Key of metrics.json → column of the table"""
 ENDS = {"value": "", "low": "_low", "high": "_high"}
-"""Part of an interval → what it adds to the column"""
+"""Part of an interval → suffix of its column"""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished session with what it wrote. facts: parameters, steps, tokens, training_seconds, tokens_per_second."""
+    """A finished session and its results; facts are parameters, steps, tokens, training_seconds, tokens_per_second."""
 
     session: Session
     result: compare.Result
@@ -69,10 +69,10 @@ def collect(
         reports: folder of the table and the page; paths in them are relative to it.
 
     Returns:
-        budget, baseline, level of the intervals, seeds; runs and table, side by side (`compare.side_by_side`); rows,
-        one for each session and one over the seeds of a member, whose last row has the differences; paired: for each
-        member but the baseline the differences member − baseline on the seeds that both finished, or {"left_out":
-        reason}; failed: member, seed, reason, log; curves.
+        budget, baseline, level of the intervals, seeds; runs and table of `compare.side_by_side`; rows: one for each
+        session and one over the seeds of each member, the last of which has the differences; paired: for each member
+        but the baseline, the differences member − baseline on the seeds that both finished, or {"left_out": reason};
+        failed: member, seed, reason, log; curves.
     """
     ended = list(zip(sessions, outcomes, strict=True))
     finished = {session.label: open_finished(session) for session, outcome in ended if outcome.status == "finished"}
@@ -229,7 +229,7 @@ def _relative(path: str, folder: Path) -> str:
 
 
 def _difference_columns(paired: Mapping[str, Any]) -> dict[str, Any]:
-    """The difference of the cost to the baseline, with its interval and its unit."""
+    """Return the columns of the difference in cost to the baseline: value, interval, p-value, verdict and unit."""
     found = paired.get("differences", {}).get("likelihood", {}).get("differences", {})
     unit = next((unit for unit in ("nats_per_token", "nats_per_sentence") if unit in found), None)
     if unit is None:

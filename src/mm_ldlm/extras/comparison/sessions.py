@@ -1,7 +1,7 @@
-"""Sessions of a comparison: each is a `kedro run` in its own process, so that a crash ends one member only.
+"""Run the sessions of a comparison, each a `kedro run` in a separate process, so that a crash ends only one member.
 
-A session writes into its own folder. `session.json` in it records how it ended and for which parameters; a session that
-is finished for the same parameters and the same data is not run again, and an interrupted training continues.
+Each session has a folder, in which `session.json` records how it ended, and with which parameters. A session that has
+finished with the same parameters and data is not repeated; an interrupted training continues.
 """
 
 import logging
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 RECORD, LOG, OPTIONS = "session.json", "log.txt", "run.json"
 LAST_LINES = 6
-"""Number of last log lines that are the reason of a failed session"""
+"""Number of last log lines that are reported as the reason of a failure"""
 POLL_SECONDS = 0.2
 QUIET_SECONDS = 60.0
 """Interval of the lines that report the running sessions"""
 GRACE_SECONDS = 120.0
-"""Time that a session has to write its checkpoint after it was asked to end"""
+"""Time in which a session can write its checkpoint after it was asked to end"""
 
 Command = Callable[[Path], Sequence[str]]
 """The file of a session's options → the command that runs it."""
@@ -67,7 +67,7 @@ class _Running:
 
 
 def kedro_run(options: Path) -> list[str]:
-    """`kedro run` with the options of a file; the same command continues or repeats a session by hand."""
+    """Return the command `kedro run` with the options of a file; by hand, it continues or repeats a session."""
     return [sys.executable, "-m", "kedro", "run", f"--config={options}"]
 
 
@@ -125,9 +125,9 @@ def with_best_rates(
 ) -> list[Session]:
     """Select the sessions of each member's best learning rate, after its first seed was run with every one of them.
 
-    The best one has the lowest last validation NLL, which the results compare, or loss if a run gives no likelihood;
-    the loss also has terms such as the length's, for which other rates are the best. One that failed or diverged is
-    the worst.
+    The best session has the lowest last validation NLL, which the results compare, or the lowest loss if the run gives
+    no likelihood; the loss also has other terms, such as that of the length, whose best rates differ. A session that
+    failed or diverged is the worst.
     """
     first = {session.member: session.seed for session in reversed(sessions)}
     trials = [session for session in sessions if session.seed == first[session.member]]
@@ -156,7 +156,7 @@ def _validation_nll(session: Session) -> float:
 
 
 def finished_before(session: Session) -> Outcome | None:
-    """The outcome of a session that is finished for these parameters and these data; None where it has to run."""
+    """Return the outcome of a session that has finished with these parameters and data; None if it must run."""
     record = recorded(Path(session.folder) / RECORD) or {}
     same = (record.get("status"), record.get("fingerprint")) == ("finished", session.fingerprint)
     if not same or not all(Path(session.paths[name]).exists() for name in ("run", "metrics")):
@@ -169,7 +169,7 @@ def finished_before(session: Session) -> Outcome | None:
 
 
 def _missing(session: Session) -> list[str]:
-    """Pipelines whose stores the session needs and does not find, in their order."""
+    """List the pipelines, in their order, whose stores the session needs but that do not exist."""
     return [name for name, stores in session.stores.items() if not all((Path(s) / MANIFEST).is_file() for s in stores)]
 
 
@@ -207,7 +207,7 @@ def _end(running: _Running) -> Outcome:
 
 
 def _reason(file: Path, code: int) -> str:
-    """The last lines of a log, from its last error if it names one, and the exit code or the signal."""
+    """Return the last lines of a log, from its last error on if there is one, and the exit code or the signal."""
     lines = [line.rstrip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     ended = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
     last = lines[-LAST_LINES:]
@@ -226,7 +226,7 @@ def log_of(session: Session) -> Path:
 
 
 def _stop(running: Sequence[_Running]) -> None:
-    """End the sessions that still run, as Ctrl-C would: those that train write a checkpoint first."""
+    """End the running sessions as Ctrl-C would; those that train write a checkpoint first."""
     for each in running:
         each.process.terminate()
     for each in running:

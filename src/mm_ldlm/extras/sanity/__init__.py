@@ -1,5 +1,5 @@
-"""Checks of a configuration: in about a minute as the pipeline `sanity`, where a failure gives a failing exit code, and
-before the first step of a training.
+"""Checks of a configuration: in about a minute by the pipeline `sanity`, which fails if one of them fails, and before
+the first step of a training.
 """
 
 COMPONENTS: dict[str, dict[str, str]] = {

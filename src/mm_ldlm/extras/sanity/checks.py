@@ -1,7 +1,7 @@
 """Sanity checks of a configuration: properties of a correct run, checked in about a minute.
 
 They run in one process on the configured device, on a few examples of the real data, with the real model and optimizer.
-Their results are not saved.
+No run folder is written.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class SanityConfig:
     Attributes:
         examples: number of examples in the batch that is overfitted.
         max_steps, max_seconds: limits of the overfitting, whichever is reached first.
-        fall: the last loss must be below this fraction of the first one.
+        fall: the smallest of the last five losses must be below this fraction of the first one.
         lr: learning rate of AdamW during the checks; null uses the configured one.
         tolerance: relative tolerance of the first losses.
     """
@@ -55,7 +55,7 @@ def check_sanity(
 ) -> list[Check]:  # fmt: skip
     """Run every check and return all results; `samplers` are the samplers of texts by task."""
     with joined(device=spec.training.device, threads=spec.training.threads) as process:
-        # Schedule, checkpoints and validation are not used: they would only disturb the checks.
+        # Schedule, checkpoints and validation are switched off, because they would disturb the checks.
         optimizer = dataclasses.replace(
             spec.training.optimizer, lr=config.lr or spec.training.optimizer.lr, schedule="constant", warmup_steps=0
         )
@@ -78,7 +78,7 @@ def checks_of(run: Run, batch: Batch, config: SanityConfig) -> list[Check]:
     modules = dict(root.named_modules())
     fixed = tuple(
         name for name, each in modules.items() if [*each.children()] and not [*each.parameters()]
-    )  # a teacher
+    )  # modules without parameters, such as a teacher, stay in evaluation mode
     losses = {kind: run.stepper.total(batch, kind=kind, draw=0, step=0) for kind in run.stepper.objective.kinds}
     unusable = [kind for kind, loss in losses.items() if not bool(torch.isfinite(loss))]
     checks = [
@@ -111,7 +111,7 @@ def checks_of(run: Run, batch: Batch, config: SanityConfig) -> list[Check]:
 
 
 def first_losses(run: Run, batch: Batch, *, tolerance: float) -> Check:
-    """Check that the losses at initial weights have the expected values, such as log V per token."""
+    """Check that the losses at initial weights have their expected values, such as log V per token."""
     expected = {} if run.config.init_from is not None else run.stepper.objective.expected_first_loss()
     if not expected:
         return Check("first loss", "not checked: no value is expected, or the weights are trained")
@@ -123,7 +123,7 @@ def first_losses(run: Run, batch: Batch, *, tolerance: float) -> Check:
             have, want = float(losses[name][0] / losses[name][1]), expected[name]
             found.append(f"{kind}/{name} {have:.4f}, expected {want:.4f}")
             wrong += [f"{kind}/{name}"] if abs(have - want) > tolerance * abs(want) else []
-    remedy = f"{', '.join(wrong)}: the head must start at 0, and ids that cannot occur be excluded" if wrong else ""
+    remedy = f"{', '.join(wrong)}: the head must start at 0, and impossible ids must be excluded" if wrong else ""
     return Check("first loss", "; ".join(found), remedy)
 
 
@@ -142,7 +142,7 @@ def precision(run: Run, batch: Batch) -> Check:
     blocks = f"blocks compute in {_names(seen)}" if seen else "blocks have no linear layers"
     found = f"{kind}: {blocks}, parameters in {_names(held)}, loss scaled: {scaled}"
     right = seen <= {want} and held == {torch.float32} and scaled == (kind == "fp16")
-    remedy = f"blocks should compute in {_names({want})}, parameters be float32, and only fp16 scale the loss"
+    remedy = f"blocks should compute in {_names({want})}, parameters should be float32, and only fp16 scales the loss"
     return Check("precision", found, "" if right else remedy)
 
 

@@ -1,4 +1,4 @@
-"""`sanity`: run the checks, and raise an error if one of them failed."""
+"""Pipeline `sanity`: run the checks, and raise an error if one of them failed."""
 
 import logging
 from pathlib import Path
@@ -43,7 +43,7 @@ def check_configuration(
 
 
 def judge_configuration(report: list[dict[str, Any]]) -> None:
-    """Raise PreflightError with the failed checks, after the table was saved."""
+    """Raise PreflightError with the failed checks; the table is saved before."""
     from mm_ldlm.core import PreflightError
     from mm_ldlm.extras.sanity.preflight import Check
 

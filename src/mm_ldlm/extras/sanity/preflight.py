@@ -1,4 +1,4 @@
-"""Check before the first step whether this machine can execute the run, and name the remedy if not."""
+"""Check before the first step whether this machine can execute the run, and name the remedy if it cannot."""
 
 import dataclasses
 from pathlib import Path
@@ -110,7 +110,7 @@ def dry_step(run: Run) -> Check:
     """Run one forward and backward pass of each kind of step at the largest shape, and one batch of validation."""
     plan, stepper = run.loader.plan, run.stepper
     size, length = max(plan.shapes(), key=lambda shape: (shape[0] * shape[1], shape[1]))
-    if not run.config.precision.compile:  # no batch has more examples than there are
+    if not run.config.precision.compile:  # no batch has more examples than the data
         size = min(size, len(plan.lengths))
     rows = np.resize(np.arange(len(plan.lengths)), size)
     rows = np.where(plan.lengths[rows] <= length, rows, int(np.argmin(plan.lengths)))
@@ -132,7 +132,7 @@ def dry_step(run: Run) -> Check:
 
 
 def _agreed(checks: list[Check]) -> list[Check]:
-    """Combine the checks of all ranks: this rank's, replaced by the first failing one of any rank."""
+    """Combine the checks of all ranks: keep this rank's, but replace each by the first failing one of any rank."""
     found = []
     for mine, *everyone in zip(checks, *collectives.gather(checks), strict=True):
         named = [dataclasses.replace(each, name=f"{each.name} (rank {rank})") for rank, each in enumerate(everyone)]

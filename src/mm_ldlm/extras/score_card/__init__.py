@@ -1,4 +1,4 @@
-"""Score card: any number of runs and imported checkpoints under one protocol, as a table for a paper."""
+"""Score card: score any number of runs and imported checkpoints under one protocol, as a table for a paper."""
 
 COMPONENTS: dict[str, dict[str, str]] = {
     "sections": {"score_card": "mm_ldlm.extras.score_card.config:ScoreCardConfig"},

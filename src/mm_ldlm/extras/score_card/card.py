@@ -1,6 +1,6 @@
-"""The card: its runs are found and scored one after another, and their scores become rows (`rows`).
+"""Make a score card: find its runs, score them one after another, and turn the scores into rows (`rows`).
 
-Scores of a run are kept and read again under an equal protocol, so that a further run costs its own time only, and an
+Scores of a run are saved and reused under an equal protocol, so that an additional run takes only its own time, and an
 interrupted card continues.
 """
 
@@ -44,8 +44,8 @@ class Candidate:
     """A run of a row, before its weights are loaded.
 
     Attributes:
-        stored: tokens of held-out texts in the data of the run's tokenizer, by text: the tokenizer would divide a
-            wrapped text otherwise. Empty for another tokenizer, and for a file's texts that are not wrapped.
+        stored: stored tokens of held-out texts, by text, because the tokenizer would divide a wrapped text differently.
+            Empty if the data have another tokenizer, and for the texts of a file if they are not wrapped.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Candidate:
         return [self.stored[text] for text in texts] if self.stored else self.tokenizer.encode(texts)
 
     def reads(self, texts: Sequence[str]) -> list[str]:
-        """Return the texts as the run reads them, without white space."""
+        """Return the texts after tokenising and decoding, without white space."""
         return ["".join(text.split()) for text in self.tokenizer.decode_batch(self.ids(texts))]
 
 
@@ -68,9 +68,9 @@ class Protocol:
     """Texts, samplers and judge that all runs of a card share.
 
     Attributes:
-        unit: of entropy and diversity: the token, or the word where the runs tokenise differently.
+        unit: unit of entropy and diversity: the token, or the word if the tokenizers differ.
         texts: held-out texts that every run can read.
-        real: held-out texts that samples are compared with, at most as many as samples.
+        real: held-out texts with which samples are compared, at most as many as the samples.
         judge: model that scores samples (`evaluation.suites.generation.judge_of`), or None.
         embed: encoder of texts for MAUVE, or None; `encoder` is its name.
     """
@@ -86,7 +86,7 @@ class Protocol:
     encoder: str | None
 
     def described(self) -> dict[str, Any]:
-        """Make plain values, with digests of the texts; equal protocols give equal scores."""
+        """Describe the protocol by plain values and digests of the texts; equal protocols give equal scores."""
         of_evaluation = to_dict(self.evaluation)
         return {
             **{name: value for name, value in to_dict(self.config).items() if name != "runs"},
@@ -102,7 +102,7 @@ class Protocol:
         }
 
     def measure(self, texts: Sequence[str], ids: Sequence[Sequence[int]], *, full: bool) -> dict[str, Any]:
-        """Measure texts, none of them empty: entropies and perplexity, with `full` also diversity, MAUVE, examples."""
+        """Measure non-empty texts: entropies and perplexity, with `full` also diversity, MAUVE and examples."""
         rows = [words(text) for text in texts] if self.unit == "word" else ids
         found: dict[str, Any] = entropies(rows)
         if full:
@@ -130,8 +130,8 @@ def make_card(
     """Score all runs; return the protocol, rows (name, cells, reasons, runs), held_out (cells), and curves.
 
     Args:
-        dataset: of the current environment; None if there is none.
-        kept: folder of the scores of runs.
+        dataset: dataset of the current environment; None if there is none.
+        kept: folder in which the scores of runs are saved.
     """
     drawn, stored = texts_of(config, dataset, count=evaluation.likelihood.sentences, seed=seed)
     compared, more = texts_of(config, dataset, count=config.samples, seed=seed)
@@ -195,7 +195,7 @@ def make_card(
 def texts_of(
     config: ScoreCardConfig, dataset: Dataset | None, *, count: int | None, seed: int
 ) -> tuple[Sequence[str], dict[str, Sequence[int]]]:
-    """Draw held-out texts, the same ones as the suites of the evaluation (None: all), and their tokens in the data.
+    """Draw the held-out texts that the evaluation draws too (`count` None: all), and their tokens in the data.
 
     The lines of a file are wrapped if the texts of the data are.
 
@@ -221,7 +221,7 @@ def texts_of(
 def candidates(
     config: ScoreCardConfig, evaluation: EvaluationConfig, dataset: Dataset | None, stored: Mapping[str, Sequence[int]]
 ) -> list[Candidate]:
-    """Find the runs of all rows, with what decides which texts they read.
+    """Find the runs of all rows, with their tokenizers and maximum lengths, which determine the texts that they read.
 
     Args:
         stored: tokens of held-out texts in the dataset.
@@ -256,13 +256,13 @@ def candidates(
 
 
 def fitting(texts: Sequence[str], found: Sequence[Candidate]) -> list[str]:
-    """Select the texts that every run can read: of 1 to `max_length` tokens."""
+    """Select the texts that every run can read, with 1 to `max_length` tokens."""
     fits_RN = [[1 <= len(ids) <= each.max_length for ids in each.ids(texts)] for each in found]
     chosen = [text for text, fits_R in zip(texts, zip(*fits_RN, strict=True), strict=True) if all(fits_R)]
     if len(chosen) < 2:
         raise EvaluationError(
-            f"Expected held-out texts that every run reads, found {len(chosen)} of {len(texts)} (one of the runs reads "
-            f"{min(each.max_length for each in found)} tokens). Give shorter texts, or leave that run out."
+            f"Expected at least 2 held-out texts that every run reads, found {len(chosen)} of {len(texts)} (the lowest "
+            f"limit of a run is {min(each.max_length for each in found)} tokens). Give shorter texts, or remove the run."
         )
     return chosen
 
@@ -271,7 +271,7 @@ def fitting(texts: Sequence[str], found: Sequence[Candidate]) -> list[str]:
 
 
 def score(candidate: Candidate, protocol: Protocol) -> dict[str, Any]:
-    """Score a run: its kind and size, `nll` and `tokens` of the texts, `points` by temperature; or why it has none."""
+    """Score a run: kind, size, `nll` and `tokens` of the texts, `points` by temperature; or the reason for having none."""
     config, held = protocol.evaluation, in_use(reset=True) if torch.cuda.is_available() else 0.0
     model = MMLDLM.from_run(
         candidate.checkpoint, use_ema=config.use_ema, device=config.device, batch_tokens=config.batch_tokens
@@ -291,7 +291,7 @@ def _costs(model: MMLDLM, ids: Sequence[Sequence[int]], protocol: Protocol) -> d
     able, given = model.capabilities, protocol.config.given_length
     reason = able.refusal("score")
     if reason is None and given and able.likelihood != "given_length" and not model.model.has_length:
-        reason = "it writes the length of a text together with its tokens, so that it has no cost given the length"
+        reason = "it writes the length of a text together with its tokens, so it has no cost given the length"
     if reason is None and not given and able.likelihood == "given_length":
         reason = "it has not learned lengths; score_card.given_length=true compares costs given the length"
     if reason is not None:
@@ -345,7 +345,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
 
 
 def in_use(*, reset: bool = False) -> float:
-    """Return the most bytes on the GPU since the last reset, or without one the resident bytes of this process."""
+    """Return the peak bytes on the GPU since the last reset, or, without a GPU, the resident bytes of this process."""
     if not torch.cuda.is_available():
         return float(psutil.Process().memory_info().rss)
     if reset:

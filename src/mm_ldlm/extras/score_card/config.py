@@ -1,4 +1,4 @@
-"""Parameters under `score_card`. Draws, judge and bootstrap are parameters of `evaluation`."""
+"""Parameters of the section `score_card`. Draws, judge and bootstrap are parameters of `evaluation`."""
 
 from collections.abc import Iterator
 from dataclasses import field
@@ -17,17 +17,17 @@ class ScoreCardConfig:
 
     Attributes:
         runs: name of a row → a run, one of its checkpoints, a folder of runs (the newest), or a model of the package. A
-            glob that finds several gives one row over all of them, such as the seeds of a model. The others are
-            compared with the first row.
-        texts: file with one held-out text per line, wrapped where the data are; null: the test split of the data.
-        given_length: costs of texts given their lengths, as papers report them and as runs without a distribution over
-            lengths have them. It concerns all rows.
-        samples: texts from noise for each run and temperature.
-        temperatures: of the samples; temperature 1 gives all columns but generative perplexity.
-        sampler: of the runs that it fits; the others use their own.
-        length: of the samples: drawn from the run's distribution, or a number of tokens.
+            glob that finds several runs, such as the seeds of a model, gives one row over all of them. The other rows
+            are compared with the first.
+        texts: file with one held-out text per line, wrapped if the data are; null: the test split of the data.
+        given_length: compute costs of texts given their lengths, as papers report them, and as runs without a
+            distribution over lengths have them. It applies to all rows.
+        samples: number of texts from noise for each run and temperature.
+        temperatures: temperatures of the samples; temperature 1 gives all columns but generative perplexity.
+        sampler: sampler of the runs that it fits; the others use their own.
+        length: length of the samples: drawn from the run's distribution, or a number of tokens.
         entropy: unigram entropy of all samples together (corpus), or the mean over the samples (text), which papers
-            report of long texts.
+            report for long texts.
         mauve: compute MAUVE on the embeddings of the encoder.
     """
 

@@ -1,4 +1,4 @@
-"""MAUVE (Pillutla et al. 2021) of two sets of embeddings, with the constants of the paper's package.
+"""Compute MAUVE (Pillutla et al. 2021) of two sets of embeddings, with the constants of the paper's package.
 
 The features are sentence embeddings instead of hidden states of GPT-2, so values are comparable only within a card.
 """
@@ -13,7 +13,8 @@ Floats = npt.NDArray[np.floating]
 def mauve(ours_nd: Floats, theirs_md: Floats, *, seed: int = 0) -> float:
     """Compute MAUVE of embeddings (n, d) and (m, d): 1 for equal distributions over clusters, near 0 for disjoint ones.
 
-    k-means with min(n, m)/10 clusters, at least 2, on the principal components with 90 % of the variance.
+    The clusters are from k-means with min(n, m)/10 clusters, at least 2, on the principal components with 90 % of the
+    variance.
     """
     from sklearn import cluster, decomposition
 

@@ -1,4 +1,4 @@
-"""`score_card`: score runs under one protocol, and write the tables and the page."""
+"""Pipeline `score_card`: score runs under one protocol, and write the tables and the page."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,14 +20,14 @@ def score_runs(
     dataset: "Dataset | None",
     kept: Path,
 ) -> dict[str, Any]:
-    """Score every run and compare each row with the baseline; scores of an equal protocol are kept in a folder."""
+    """Score every run and compare each row with the baseline; scores are kept in a folder and reused."""
     from mm_ldlm.extras.score_card.card import make_card
 
     return make_card(score_card, evaluation, encoder, dataset=dataset, seed=seed, kept=kept)
 
 
 def report_card(card: dict[str, Any], reporting: "ReportingConfig") -> "tuple[str, str, str, dict[str, Any]]":
-    """Write the tables in Markdown and LaTeX, the page, and its figures by name."""
+    """Write the tables in Markdown and LaTeX and the page, and return its figures by name."""
     from mm_ldlm.extras.score_card.report import report
 
     return report(card, title=reporting.title)

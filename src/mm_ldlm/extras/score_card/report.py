@@ -1,4 +1,4 @@
-"""The tables of a card in Markdown and LaTeX, its figure and its page."""
+"""Render the tables of a score card in Markdown and LaTeX, its figure and its page."""
 
 import itertools
 import string
@@ -25,7 +25,7 @@ SAMPLES = {
 }  # fmt: skip
 INTERVALS = ("nats_per_token", "difference")
 BOUNDED = ("perplexity", "word_perplexity", "bits_per_character")
-"""Columns that mark an upper bound by ≤"""
+"""Columns in which ≤ marks an upper bound"""
 LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -35,11 +35,11 @@ LATEX = str.maketrans(
 
 
 Table = namedtuple("Table", "title header rows notes")
-"""A table as texts; the notes explain its empty cells and its numbers."""
+"""A table of texts; the notes explain its empty cells and its numbers."""
 
 
 def report(card: Mapping[str, Any], *, title: str) -> tuple[str, str, str, dict[str, go.Figure]]:
-    """Write the tables in Markdown and LaTeX, the page, and its figures by name."""
+    """Return the tables in Markdown and in LaTeX, the page, and its figures by name."""
     found, figure = tables(card), frontier(card)
     figures, values = {} if figure is None else {"plot_entropy": figure}, {"title": title, "kind": "score card"}
     text = page.rendered(
@@ -52,7 +52,7 @@ def report(card: Mapping[str, Any], *, title: str) -> tuple[str, str, str, dict[
 
 
 def tables(card: Mapping[str, Any]) -> list[Table]:
-    """Write the numbers of a card; one that is left out is a dash with the letter of its reason."""
+    """Format the numbers of a card; a missing one is a dash with the letter of its reason."""
     protocol, held_out = card["protocol"], {"name": "held-out text", "cells": card["held_out"], "reasons": {}}
     unit = "nats per token" if protocol["unit"] == "token" else "bits per character"
     costs = COSTS | {"difference": (f"− {protocol['baseline']}, {unit}", "{:+.3f}")}
@@ -89,8 +89,8 @@ def _of_costs(card: Mapping[str, Any]) -> str:
         f"{protocol['left_out']:,} texts that some run cannot read are left out." if protocol["left_out"] else "",
         f"The cost {'is given' if protocol['given_length'] else 'includes'} the length of the text.",
         f"≤ marks upper bounds (NELBO, {protocol['draws']} draws for each text), whose gap differences include.",
-        f"Brackets are {level} intervals over texts ({protocol['replicates']:,} resamples), and over runs too where a "
-        "row has several; one run says nothing about other seeds.",
+        f"Brackets are {level} intervals over texts ({protocol['replicates']:,} resamples), and also over runs if a row "
+        "has several; one run contains no information about other seeds.",
         f"p is corrected for the number of rows (Holm); fewer than {FEWEST_PAIRS} texts have none.",
         f"Fraction of unknown tokens: {', '.join(unknown)}." if unknown else "",
         f"Seed {protocol['seed']}, {'averaged' if protocol['use_ema'] else 'last'} weights, checkpoint "
@@ -109,12 +109,12 @@ def _of_samples(card: Mapping[str, Any]) -> str:
         f"{protocol['compared_with']['count']:,} held-out texts (digest {protocol['compared_with']['digest']:.8}).",
         f"Entropy: nats of the unigrams ({protocol['unit']}s) of "
         f"{'all samples together' if protocol['entropy'] == 'corpus' else 'each sample, averaged'}; distinct-2 and "
-        "self-BLEU are of them too.",
+        "self-BLEU have the same unit.",
         f"Generative perplexity: under {protocol['causal_model']}, log-linear between the temperatures, at the entropy "
         f"of held-out text ({protocol['held_out_entropy']:.2f})." if protocol["causal_model"] else "",
-        "The other columns are of temperature 1.",
-        f"MAUVE: on embeddings of {protocol['encoder']}; only values of one table compare." * bool(protocol["encoder"]),
-        "Memory: the most that the run allocates on a GPU; on a CPU, the most that the process holds, judge included.",
+        "The other columns are measured at temperature 1.",
+        f"MAUVE: on embeddings of {protocol['encoder']}; values are comparable only within one table." * bool(protocol["encoder"]),
+        "Memory: peak of the run on a GPU; on a CPU, peak of the process, judge included.",
         f"Device: {', '.join(dict.fromkeys(run['device'] for _, run in runs))}.",
     ]  # fmt: skip
     return " ".join(filter(None, found))
@@ -134,7 +134,7 @@ def markdown(found: Sequence[Table]) -> str:
 
 
 def latex(found: Sequence[Table]) -> str:
-    """Write tables for a document that loads the packages booktabs and graphicx."""
+    """Write tables as LaTeX, for a document that loads the packages booktabs and graphicx."""
     parts = ["% needs \\usepackage{booktabs,graphicx}"]
     for table in found:
         lines = [" & ".join(cell.translate(LATEX) for cell in line) + r" \\" for line in (table.header, *table.rows)]
@@ -151,7 +151,7 @@ def latex(found: Sequence[Table]) -> str:
 
 
 def frontier(card: Mapping[str, Any]) -> go.Figure | None:
-    """Plot perplexity over entropy by temperature, and held-out text as a point; None without a judge."""
+    """Plot perplexity against entropy for all temperatures, and held-out text as a point; None without a judge."""
     held_out, names = card["held_out"], [curve["name"] for curve in card["curves"]]
     if held_out["generative_perplexity"] is None:
         return None

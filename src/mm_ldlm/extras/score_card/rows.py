@@ -1,6 +1,6 @@
-"""Rows of a card: means over the runs of a row, intervals and paired differences, and reasons of what is left out.
+"""Make the rows of a card: means over the runs of a row, intervals, paired differences, and reasons for missing cells.
 
-A record is what `card.score` returns of a run, with `base`, the fingerprint of the baseline's tokenizer, and `unlike`,
+A record is the result of `card.score` for a run, with `base`, the fingerprint of the baseline's tokenizer, and `unlike`,
 the number of texts that the two tokenizers read differently. Cells are numbers and intervals by column.
 """
 
@@ -15,13 +15,13 @@ from mm_ldlm.evaluation.suites.likelihood import perplexity
 
 Records = Sequence[Mapping[str, Any]]
 AT_ONE = ("entropy", "distinct_2", "self_bleu", "mauve", "empty", "seconds_per_1000", "peak_gb")
-"""Columns that samples of temperature 1 give"""
+"""Columns that need samples at temperature 1"""
 
 
 def row_of(
     records: Records, counts: Mapping[str, Any], real: Mapping[str, Any], bootstrap: Bootstrap
 ) -> dict[str, Any]:
-    """Make the cells of a row, means over its runs with an interval of the cost, and the reasons of those left out."""
+    """Make the cells of a row, means over its runs with an interval of the cost, and the reasons for missing cells."""
     costs, no_costs = _of_costs(records, counts, bootstrap)
     samples, no_samples = _of_samples(records)
     matched, reason = at_entropy(records, real["entropy"])
@@ -78,9 +78,9 @@ def _of_samples(records: Records) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def at_entropy(records: Records, entropy: float) -> tuple[float | None, str]:
-    """Read the generative perplexity of each run at an entropy, and take their mean; or None, and the reason.
+    """Compute the mean over the runs of the generative perplexity at an entropy; or None, and the reason.
 
-    log perplexity is interpolated linearly between temperatures. There is no number beyond them.
+    The log perplexity is interpolated linearly between temperatures, but not extrapolated.
     """
     values = []
     for record in records:
@@ -103,9 +103,9 @@ def compare(
     counts: Mapping[str, Sequence[int]],
     bootstrap: Bootstrap,
 ) -> None:
-    """Add the paired differences of the cost to the first row: nats per token, or bits per character if tokens differ.
+    """Add the paired differences in cost to the first row: nats per token, or bits per character if tokenizers differ.
 
-    Runs of two rows are paired in their order.
+    Runs of two rows are paired in order.
     """
     (baseline, theirs), *others = records.items()
     column, tested = {"token": "nats_per_token", "character": "bits_per_character"}[unit], {}

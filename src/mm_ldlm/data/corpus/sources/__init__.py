@@ -1,6 +1,6 @@
 """Sources of text: each yields rows and damaged rows, with their location.
 
-`base` has the keys that every kind reads, the rows, named columns and the registry; `lines` reads texts, `jsonl` JSONL
+`base` has the keys of every kind, the rows, named columns and the registry; `lines` reads texts, `jsonl` reads JSONL
 files, and `table` chooses a kind by the name of a file. Families and extras register further sources, such as CSV
 files and data sets of the hub.
 """

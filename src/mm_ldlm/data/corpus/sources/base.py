@@ -1,4 +1,4 @@
-"""The kinds of sources, the rows that they yield, and sources with named columns."""
+"""Interface and registry of sources, the rows that they yield, and sources with named columns."""
 
 import dataclasses
 import difflib
@@ -38,7 +38,7 @@ SPLIT_WORDS: dict[str, str] = {
 }  # fmt: skip
 """Names of splits in sources → names used here"""
 AUTO = "auto"
-"""Value of `delimiter` with which it is recognised"""
+"""Value of `delimiter` for which the delimiter is recognised"""
 Delimiter = Annotated[str, bounded(pattern=r"^([\s\S]|auto)$")]
 Header = bool | tuple[str, ...]
 HELD_OUT = "held_out"
@@ -49,12 +49,12 @@ class Row(NamedTuple):
     """One text of a source, not yet normalised.
 
     Attributes:
-        file, line: path or data set, and number of the line or row from 1.
-        split: set where the source has its own splits.
+        file, line: path or data set, and number of the line or row, counted from 1.
+        split: split of the row, if the source has its own splits.
         meta: what the record keeps besides the text; values that JSON can represent.
         pair: second text of a pair.
-        describes: digest of what the text describes, such as an image; `meta` has a reference to it.
-        group: value that decides the split instead of the text, such as the author, or the document of a piece.
+        describes: digest of the object that the text describes, such as an image; `meta` has a reference to it.
+        group: value that determines the split instead of the text, such as the author, or the document of a piece.
         vector: the vector of the text as the source contains it: a list of numbers, an array, or text.
     """
 
@@ -75,7 +75,7 @@ class Opening:
 
     Attributes:
         seed: seed of the run, for sources that generate their texts.
-        max_row_bytes: bound on a line, a document and a cell.
+        max_row_bytes: largest size of a line, a document or a cell.
         normalise: maps a text to the form in which it is stored.
     """
 
@@ -86,13 +86,13 @@ class Opening:
 
 @config
 class SourceConfig:
-    """Keys of every kind of source; the base class of the kinds, and their interface.
+    """Base class and interface of the kinds of sources, with the keys that all of them have.
 
     A kind that reads files defines `read`; any other kind defines `rows`, which reads nothing before the first row is
-    asked for, and `describe`.
+    requested, and `describe`.
 
     Attributes:
-        name: the name used in the records and in the report; the kind by default.
+        name: name in the records and in the report; the kind by default.
         max_samples: maximum number of rows read from this source, bad rows included.
         weight: fraction of this source in the mixture; either all sources have a weight or none.
     """
@@ -107,12 +107,12 @@ class SourceConfig:
         raise NotImplementedError
 
     def rows(self, opening: Opening) -> Iterator[Row | BadRow]:
-        """Yield the rows in a reproducible order: here all rows of one file after another."""
+        """Yield the rows in a reproducible order; by default file by file."""
         for path in self.find():
             yield from self.read(path, opening)
 
     def describe(self, opening: Opening) -> Any:
-        """Return plain JSON that changes when the content changes; log how many files are read, and which are not."""
+        """Return plain JSON that changes with the content; log the number of files, and of those that a glob misses."""
         found = self.find()
         if len(found) > 1:
             log.info("source '%s': %d files", self.label, len(found))
@@ -160,7 +160,7 @@ class SourceConfig:
         return any(getattr(self, key, None) is not None for key in ("vectors", "vector_column"))
 
     def find(self) -> list[Path]:
-        """List the files that the key `path` names, in that order, each once; the files of a glob are sorted.
+        """List the files that the key `path` names, in its order, each once; the files of a glob are sorted.
 
         Raises:
             SourceError: a file is missing or is not a regular file, or a glob matches nothing.
@@ -174,7 +174,7 @@ class SourceConfig:
         return list(dict.fromkeys(found))
 
     def file(self, path: str | Path, *, key: str = "path") -> InputFile:
-        """Return the door to a file of the source."""
+        """Return the `InputFile` of a path of the source; its errors name the key to correct."""
         remedy = f"Correct the '{key}' of source '{self.label}', or put the file there (relative to {Path.cwd()})."
         if os.path.isdir(path):
             suffixes = [each.suffix for each in Path(path).iterdir() if each.is_file()] or [".txt"]
@@ -208,7 +208,7 @@ def damaged(path: Path, number: int, error: Exception) -> SourceError:
 
 
 def read_named(folder: Path, name: str, most: int) -> tuple[Path, bytes]:
-    """Return the path and at most `most` bytes of a file in a folder, which a row names.
+    """Return the path and at most `most` bytes of a file in a folder; a row names the file.
 
     Raises:
         Unusable: it is missing, not a regular file or not readable, or its name leads out of the folder.
@@ -233,13 +233,13 @@ class ColumnsConfig(SourceConfig):
     """A source whose rows have named columns.
 
     Attributes:
-        columns: columns that contain a text; each becomes a separate row. Without a header: "0", "1", ...
-        group_column: a column whose value decides the split, such as a page or an author: rows that share it are in one
-            split. Without it, the texts of one row are a group.
+        columns: columns that contain a text; each text becomes a separate row. Without a header: "0", "1", ...
+        group_column: a column whose value determines the split, such as a page or an author: rows with the same value
+            are in one split. Without it, the texts of one row are a group.
         meta_columns: columns kept as JSON in `meta`.
         label_column: a column that contains the label of the text, kept in `meta` under "label". A row without a label
             is quarantined.
-        labels: the labels that are accepted; a row with another one is quarantined. Without it every label is accepted.
+        labels: accepted labels; a row with another label is quarantined. Without it, every label is accepted.
         pair_column: a column that contains the second text of a pair, kept in `meta` under "pair".
         vector_column: a column that contains the vector of the text (`encoder.kind: precomputed`): a list of numbers.
     """
@@ -269,7 +269,7 @@ class ColumnsConfig(SourceConfig):
 
     @property
     def required(self) -> list[str]:
-        """Columns that every row must have: all that are read, but for those that are only kept in `meta`."""
+        """Columns that every row must have: all columns that are read, except those that are only kept in `meta`."""
         single = ("group_column", "label_column", "pair_column", "vector_column", "split_column")
         return [*self.columns, *filter(None, (getattr(self, key, None) for key in single))]
 
@@ -284,7 +284,7 @@ class ColumnsConfig(SourceConfig):
         return {*self.meta_columns, *(key for key, column in named.items() if column is not None)}
 
     def present(self, names: Sequence[str], file: str) -> list[str] | None:
-        """Return the columns that are read and that a table has; None for all, if one is missing, for the message.
+        """Return the columns to read from a table, or None if a required one is missing; the message then lists all.
 
         Raises:
             SourceError: a column that is read occurs twice.
@@ -322,7 +322,7 @@ class ColumnsConfig(SourceConfig):
         return row._replace(text=text, split=split, meta=meta, pair=pair, vector=vector, group=group)
 
     def split_of(self, fields: Mapping[str, Any]) -> str | None:
-        """Return the split of a row; None for the hash split, or where the source divides its rows otherwise."""
+        """Return the split of a row; None for the hash split, or if the source divides its rows otherwise."""
         return None
 
     def remedy(self, fields: Mapping[str, Any], name: str, option: str | None) -> str:

@@ -1,4 +1,4 @@
-"""JSONL files, plain or compressed, and JSON from outside."""
+"""Read JSONL files, plain or compressed, and parse JSON from outside."""
 
 import itertools
 import json
@@ -14,10 +14,10 @@ from mm_ldlm.data.corpus.sources.lines import SNIFFED_LINES, Encoding, read_line
 
 @config
 class JsonlConfig(TableFilesConfig):
-    """JSONL files, one JSON object per line; a column that other lines have and a line lacks is null there.
+    """JSONL files with one JSON object per line; a column that a line lacks, but other lines have, is null.
 
     Attributes:
-        encoding: any encoding of text in which ASCII characters are single bytes.
+        encoding: any text encoding in which ASCII characters are single bytes.
     """
 
     kind: str = "jsonl"
@@ -29,7 +29,7 @@ class JsonlConfig(TableFilesConfig):
             name
             for found in itertools.islice(self._objects(path, opening), SNIFFED_LINES)
             if isinstance(found, dict)
-            for name in (*required & found.keys(), *list(found)[:12])  # the others are for the message
+            for name in (*required & found.keys(), *list(found)[:12])  # the other columns are for the message
         }
         for number, found in enumerate(self._objects(path, opening), start=1):
             if isinstance(found, dict):
@@ -40,7 +40,7 @@ class JsonlConfig(TableFilesConfig):
                 yield found
 
     def _objects(self, path: Path, opening: Opening) -> Iterator[dict[str, Any] | Row | BadRow]:
-        """Yield the object of each line, or its damaged row; the row of a blank line has no text."""
+        """Yield the object of each line, a `BadRow` if it is damaged, or a `Row` without text if it is blank."""
         for line in read_lines(path, encoding=self.encoding, max_bytes=opening.max_row_bytes):
             try:
                 yield line.bad or (json_object(line.text) if line.text.strip() else Row("", str(path), line.number))
@@ -49,7 +49,7 @@ class JsonlConfig(TableFilesConfig):
 
 
 def json_object(text: str | bytes) -> dict[str, Any]:
-    """Parse a JSON object; raises `Unusable` as `parse_json`, and for anything but an object."""
+    """Parse a JSON object; raise `Unusable` like `parse_json`, and for any other JSON value."""
     value = parse_json(text)
     if not isinstance(value, dict):
         raise Unusable("wrong_type", f"a JSON {type(value).__name__}, expected an object", text)
@@ -60,7 +60,7 @@ def parse_json(text: str | bytes) -> Any:
     """Parse JSON from outside.
 
     Raises:
-        Unusable: it is not JSON, it is nested too deeply, or a key occurs twice in one object.
+        Unusable: the text is not JSON, it is nested too deeply, or a key occurs twice in an object.
     """
     try:
         return _DECODER.decode(text if isinstance(text, str) else text.decode(json.detect_encoding(text)))

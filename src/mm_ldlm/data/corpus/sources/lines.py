@@ -1,4 +1,4 @@
-"""Text files, plain or compressed, and lines of bounded size, which the other sources of text read as well."""
+"""Read text files, plain or compressed, in lines of bounded size; other sources of text use this reader too."""
 
 import functools
 import io
@@ -16,9 +16,9 @@ from mm_ldlm.data.corpus.sources.base import Opening, Row, SourceConfig, damaged
 from mm_ldlm.data.corpus.splits import Split
 
 BESIDE = "beside"
-"""Value of `vectors` for the .npy files that have the names of the text files"""
+"""Value of `vectors` for .npy files with the names of the text files"""
 SNIFFED_LINES = 100
-"""Lines of a table that are read ahead to learn its columns"""
+"""Number of lines of a table that are read ahead to find its columns"""
 
 
 def _encoding(name: str) -> str:
@@ -32,7 +32,7 @@ def _encoding(name: str) -> str:
 
 
 Encoding = Annotated[str, checked(_encoding)]
-"""An encoding of text; a file in UTF-16 is converted first (iconv)"""
+"""A text encoding; a file in UTF-16 must be converted first (iconv)"""
 _BUFFER = 1 << 20
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 _UTF8_MARK = b"\xef\xbb\xbf"
@@ -48,7 +48,7 @@ class TextConfig(SourceConfig):
         path: a file, a glob, or a list of files and globs; relative to the working directory.
         split: the split of every text, instead of the hash split.
         unit: one document per "line" or per "file".
-        encoding: any encoding of text in which ASCII characters are single bytes.
+        encoding: any text encoding in which ASCII characters are single bytes.
         vectors: the .npy file with a vector for each line, or "beside" for the file of the same name.
     """
 
@@ -112,9 +112,9 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 class Line(NamedTuple):
-    """A line: its number from 1, its text without the line break, and the damaged row if it cannot be read.
+    """A line: its number, counted from 1, its text without the line break, and a `BadRow` if it is damaged.
 
-    The text of such a line is one quotation mark or none, whichever leaves the quoting of the other lines as it is.
+    The text of a damaged line is a quotation mark or empty, so that the quoting of the other lines stays the same.
     """
 
     number: int
@@ -123,13 +123,13 @@ class Line(NamedTuple):
 
 
 def read_lines(path: Path, *, encoding: str, max_bytes: int, whole: bool = False) -> Iterator[Line]:
-    """Yield the lines of a text file, or the entire file as one; a line is never held beyond `max_bytes`.
+    """Yield the lines of a text file, or the entire file as one line; at most `max_bytes` of a line are kept.
 
     Line breaks are LF or CR LF; a UTF-8 byte order mark is dropped. A line that cannot be decoded, contains NUL or
     exceeds `max_bytes` is damaged.
 
     Raises:
-        SourceError: the file is a damaged archive, is UTF-16 or UTF-32, or its lines have fewer or more bytes than it.
+        SourceError: the file is a damaged archive, is UTF-16 or UTF-32, or changes while it is read.
     """
     number = offset = 0
     try:
@@ -169,7 +169,7 @@ def read_lines(path: Path, *, encoding: str, max_bytes: int, whole: bool = False
 
 
 def explain_decoding(error: UnicodeError, encoding: str, offset: int) -> str:
-    """Explain which byte cannot be decoded and what to do; `offset` is the place of the decoded bytes in the file."""
+    """Explain which byte cannot be decoded, and the remedy; `offset` is where the decoded bytes begin in the file."""
     place = offset + getattr(error, "start", 0)
     return (
         f"byte {place} of the file is not {encoding} ({getattr(error, 'reason', error)}): convert the file (iconv -f "

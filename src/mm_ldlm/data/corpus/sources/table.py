@@ -1,4 +1,4 @@
-"""Files whose format follows from their names."""
+"""Read files whose names determine their format."""
 
 import dataclasses
 import os
@@ -15,8 +15,8 @@ KINDS = {
     ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl",
     ".csv": "csv", ".tsv": "csv", ".txt": "csv",
 }  # fmt: skip
-"""Kind of the source for a suffix, where it is registered, except texts with vectors; a folder is one that
-`Dataset.save_to_disk` wrote"""
+"""Suffix → kind of the source, which may not be registered. Exceptions: text files with vectors, and folders that
+`Dataset.save_to_disk` wrote."""
 
 
 def is_saved(path: str) -> bool:
@@ -25,19 +25,19 @@ def is_saved(path: str) -> bool:
 
 
 def suffix_of(path: str | Path) -> str:
-    """Return the suffix of a file in lower case, without the suffix of a compression."""
+    """Return the suffix of a file in lower case, ignoring a suffix for compression."""
     return Path(str(path).removesuffix(".gz").removesuffix(".zst")).suffix.lower()
 
 
 @config
 class TableConfig(TableFilesConfig):
-    """Files and folders whose format follows from their names, with the same columns.
+    """Files and folders with the same columns whose names determine their format.
 
     The vectors of a text file are in the .npy file of the same name.
 
     Attributes:
         path: a file, a folder of a saved data set, a glob, or a list of them; relative to the working directory.
-        header, delimiter: of CSV files, as for the kind `csv`.
+        header, delimiter: keys for CSV files, as in the kind `csv`.
     """
 
     kind: str = "table"
@@ -67,7 +67,7 @@ class TableConfig(TableFilesConfig):
         if ignored := changed - {each.name for each in dataclasses.fields(cls)} - {"vector_column"}:
             raise SourceError(
                 f"source '{self.label}': {path} is read as {kind}, which does not read {', '.join(sorted(ignored))}. "
-                "Leave it out, or choose a file of another format."
+                "Remove these keys, or choose a file of another format."
             )
         own: dict[str, Any] = {"vectors": BESIDE} if lines else {}
         if suffix == ".tsv" and self.delimiter == AUTO:
