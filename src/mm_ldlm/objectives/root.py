@@ -33,7 +33,7 @@ class TrainableRoot(nn.Module):
         self.checked_kinds = set[str]()
 
     def call_as(self, model: nn.Module) -> None:
-        """Let the forward pass call this form of the model (such as the compiled model), which shares its parameters."""
+        """Let the forward pass call this form of the model (such as the compiled one), which shares its parameters."""
         object.__setattr__(self, "forward_model", model)  # not a submodule: its parameters would be listed twice
 
     def forward(self, batch: Batch, generator: RowGenerator, kind: str, step: int) -> Losses:
@@ -44,7 +44,7 @@ class TrainableRoot(nn.Module):
                 raise  # not raised where torch calls a forward pass with arguments that it does not accept
             raise ConfigurationError(
                 f"expected forward passes of the model and the objective that accept the arguments of their calls, "
-                f"found: {error}. Correct the names of the arguments there, or in the call."
+                f"found: {error}. Correct the names of the arguments in the forward pass or its call."
             ) from error
         if malformed := [name for name, pair in losses.items() if not _is_loss(pair)]:
             raise ConfigurationError(
@@ -62,7 +62,7 @@ class TrainableRoot(nn.Module):
             raise ConfigurationError(
                 f"expected losses with a weight ({', '.join(weights)}) from the objective, found "
                 f"{', '.join(forgotten or losses) or 'none'} in steps of kind '{kind}'. Add each trained loss to "
-                "`weights` and `units` of the objective; detach a number that is only reported, and do not let its name "
+                "`weights` and `units` of the objective; detach a number that is only reported; its name must not "
                 "end in _loss."
             )
         if torch.is_grad_enabled() and kind not in self.checked_kinds and not hasattr(self, "reshard"):  # not FSDP's
@@ -112,8 +112,8 @@ def build_root(
     known = {name for name, unit in made.units.items() if unit in get_args(Unit)}
     if not any(weight > 0 for weight in made.weights.values()) or made.weights.keys() - known:
         raise ConfigurationError(
-            f"parameter 'objective': expected {type(made).__name__} to have a weight above 0 for at least one loss, and "
-            f"a unit, tokens or examples, for each weight, found the weights {dict(made.weights)} and the units "
+            f"parameter 'objective': expected {type(made).__name__} to have a weight above 0 for at least one loss, "
+            f"and a unit, tokens or examples, for each weight, found the weights {dict(made.weights)} and the units "
             f"{dict(made.units)}. Correct `weights` and `units` of the objective."
         )
     made.fixed_shapes = fixed_shapes

@@ -154,8 +154,8 @@ class Loader:
     def make(self, planned: Planned) -> list[Batch]:
         """Read this rank's micro-batches of a global batch.
 
-        Micro-batch m has the positions m·world + rank + k·world·accumulation, k = 0, 1, … All ranks have the same number
-        of examples; examples without tokens (number -1) replace missing ones. With `fill`, a batch that is smaller than
+        Micro-batch m has the positions m·world + rank + k·world·accumulation, k = 0, 1, … All ranks have equally many
+        examples; examples without tokens (number -1) replace missing ones. With `fill`, a batch that is smaller than
         a full batch of its bucket is filled too, so that few shapes occur.
         """
         source, world, accumulation = self.source, self.process.world, self.plan.config.accumulation

@@ -261,8 +261,8 @@ def fitting(texts: Sequence[str], found: Sequence[Candidate]) -> list[str]:
     chosen = [text for text, fits_R in zip(texts, zip(*fits_RN, strict=True), strict=True) if all(fits_R)]
     if len(chosen) < 2:
         raise EvaluationError(
-            f"Expected at least 2 held-out texts that every run reads, found {len(chosen)} of {len(texts)} (the lowest "
-            f"limit of a run is {min(each.max_length for each in found)} tokens). Give shorter texts, or remove the run."
+            f"Expected at least 2 held-out texts that every run reads, found {len(chosen)} of {len(texts)} (a run reads "
+            f"only {min(each.max_length for each in found)} tokens). Give shorter texts, or leave that run out."
         )
     return chosen
 
@@ -271,7 +271,7 @@ def fitting(texts: Sequence[str], found: Sequence[Candidate]) -> list[str]:
 
 
 def score(candidate: Candidate, protocol: Protocol) -> dict[str, Any]:
-    """Score a run: kind, size, `nll` and `tokens` of the texts, `points` by temperature; or the reason for having none."""
+    """Score a run: kind, size, `nll` and `tokens` of the texts, `points` by temperature; or why it has none."""
     config, held = protocol.evaluation, in_use(reset=True) if torch.cuda.is_available() else 0.0
     model = MMLDLM.from_run(
         candidate.checkpoint, use_ema=config.use_ema, device=config.device, batch_tokens=config.batch_tokens

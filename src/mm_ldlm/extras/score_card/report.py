@@ -88,9 +88,9 @@ def _of_costs(card: Mapping[str, Any]) -> str:
         f"of {protocol['words']:,} words between white space and {protocol['characters']:,} characters.",
         f"{protocol['left_out']:,} texts that some run cannot read are left out." if protocol["left_out"] else "",
         f"The cost {'is given' if protocol['given_length'] else 'includes'} the length of the text.",
-        f"≤ marks upper bounds (NELBO, {protocol['draws']} draws for each text), whose gap differences include.",
-        f"Brackets are {level} intervals over texts ({protocol['replicates']:,} resamples), and also over runs if a row "
-        "has several; one run contains no information about other seeds.",
+        f"≤ marks upper bounds (NELBO, {protocol['draws']} draws for each text); differences include their gaps.",
+        f"Brackets are {level} intervals over texts ({protocol['replicates']:,} resamples), and over runs if a row has "
+        "several; one run contains no information about other seeds.",
         f"p is corrected for the number of rows (Holm); fewer than {FEWEST_PAIRS} texts have none.",
         f"Fraction of unknown tokens: {', '.join(unknown)}." if unknown else "",
         f"Seed {protocol['seed']}, {'averaged' if protocol['use_ema'] else 'last'} weights, checkpoint "
@@ -113,7 +113,7 @@ def _of_samples(card: Mapping[str, Any]) -> str:
         f"Generative perplexity: under {protocol['causal_model']}, log-linear between the temperatures, at the entropy "
         f"of held-out text ({protocol['held_out_entropy']:.2f})." if protocol["causal_model"] else "",
         "The other columns are measured at temperature 1.",
-        f"MAUVE: on embeddings of {protocol['encoder']}; values are comparable only within one table." * bool(protocol["encoder"]),
+        f"MAUVE: on embeddings of {protocol['encoder']}; compare values of one table only." * bool(protocol["encoder"]),
         "Memory: peak of the run on a GPU; on a CPU, peak of the process, judge included.",
         f"Device: {', '.join(dict.fromkeys(run['device'] for _, run in runs))}.",
     ]  # fmt: skip

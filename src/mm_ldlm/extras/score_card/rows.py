@@ -1,7 +1,7 @@
 """Make the rows of a card: means over the runs of a row, intervals, paired differences, and reasons for missing cells.
 
-A record is the result of `card.score` for a run, with `base`, the fingerprint of the baseline's tokenizer, and `unlike`,
-the number of texts that the two tokenizers read differently. Cells are numbers and intervals by column.
+A record is the result of `card.score` for a run, with `base`, the fingerprint of the baseline's tokenizer, and
+`unlike`, the number of texts that the two tokenizers read differently. Cells are numbers and intervals by column.
 """
 
 import math
