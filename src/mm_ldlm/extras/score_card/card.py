@@ -261,7 +261,7 @@ def fitting(texts: Sequence[str], found: Sequence[Candidate]) -> list[str]:
     chosen = [text for text, fits_R in zip(texts, zip(*fits_RN, strict=True), strict=True) if all(fits_R)]
     if len(chosen) < 2:
         raise EvaluationError(
-            f"Expected at least 2 held-out texts that every run reads, found {len(chosen)} of {len(texts)} (a run reads "
+            f"Expected two or more texts that every run reads, found {len(chosen)} of {len(texts)} (a run reads "
             f"only {min(each.max_length for each in found)} tokens). Give shorter texts, or leave that run out."
         )
     return chosen
