@@ -118,7 +118,7 @@ class Duo(GaussianText):
         gamma_B = self.gamma(text_times(self.process, batch, generator))
         (latents_BLN,) = self.latents(batch, (gamma_B,), generator)
         noisy, slope_B = self.noisy_texts(latents_BLN, gamma_B, batch)
-        inputs = self.mixtures(latents_BLN, batch) if self.config.temperature > 0 else noisy.tokens_BL
+        inputs = self.mixtures(latents_BLN) if self.config.temperature > 0 else noisy.tokens_BL
         tokens, losses = self.predict(lambda _, **given: model(inputs, **given), batch, noisy, generator)
         # the integral over t of the NELBO as a mean over times that are uniform in γ
         weight_BL = (slope_B * (self.gamma_last - self.gamma_first))[:, None].expand_as(noisy.scored_BL)
@@ -126,9 +126,9 @@ class Duo(GaussianText):
         weighted = tokens.found._replace(weighted_M=tokens.found.weighted_M * weight_M.float())
         return sum_tokens(tokens._replace(found=weighted), batch, z_loss=self.config.z_loss > 0) | losses
 
-    def mixtures(self, latents_BLN: Tensor, batch: Batch) -> Tensor:
-        """Compute the weights (B, L, I) of the token embeddings: softmax(w/τ) over the words; pads stay pads."""
-        weights_BLN = (latents_BLN / self.config.temperature).softmax(dim=2) * batch.valid_BL[..., None]
-        pads_BLI = torch.zeros(*batch.tokens_BL.shape, self.shape.first_noise_id, device=batch.tokens_BL.device)
-        pads_BLI[..., self.shape.pad_id] = (~batch.valid_BL).float()
-        return pads_BLI.index_copy_(2, self.process.word_ids_N, weights_BLN)
+    def mixtures(self, latents_BLN: Tensor) -> Tensor:
+        """Compute the weights (B, L, I) of the token embeddings: softmax(w/τ) over the words; no model reads pads."""
+        weights_BLI = latents_BLN.new_zeros(*latents_BLN.shape[:2], self.shape.first_noise_id)
+        return weights_BLI.index_copy_(
+            2, self.process.word_ids_N, (latents_BLN / self.config.temperature).softmax(dim=2)
+        )
