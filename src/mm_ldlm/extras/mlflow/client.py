@@ -89,7 +89,7 @@ class MlflowRun:
         self.client.set_experiment_tag(identity, "mlflow.experimentKind", "custom_model_development")
         nested = {"mlflow.parentRunId": parent} if parent else {}
         self.run_id = self.client.create_run(identity, start_time, nested, name).info.run_id
-        params = [Param(key, mask(str(value))[:_LONGEST_VALUE]) for key, value in parameters.items()]
+        params = [Param(key, str(value)[:_LONGEST_VALUE]) for key, value in parameters.items()]
         for start in range(0, len(params), _BATCH):
             self.client.log_batch(self.run_id, params=params[start : start + _BATCH])
 

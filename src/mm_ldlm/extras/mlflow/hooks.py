@@ -96,7 +96,7 @@ class TrackingHooks:
         begin = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
         self._command = self._clean(f"{begin} {shlex.join(sys.argv[1:])}")
         if tracking.enabled:
-            parameters = self._clean(flat(mask_values(catalog.load("parameters"))))
+            parameters = self._clean(flat(catalog.load("parameters")))
             self._run = open_somewhere(
                 tracking.uri, root=self._project, parent=tracking.parent_run, experiment=tracking.experiment,
                 name=tracking.run_name or self._name, parameters=parameters,
@@ -301,7 +301,7 @@ class TrackingHooks:
         if isinstance(value, str):
             return _ABSOLUTE.sub("…/", mask(value.replace(f"{self._project.as_posix()}/", "")))
         if isinstance(value, Mapping):
-            return {str(key): self._clean(mask_values(item, key=str(key))) for key, item in value.items()}
+            return {mask(str(key)): self._clean(mask_values(item, key=str(key))) for key, item in value.items()}
         return [self._clean(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def _note(self) -> str:
