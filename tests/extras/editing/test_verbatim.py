@@ -132,12 +132,20 @@ def test_requests_pass_their_options_to_every_step(
 ) -> None:
     model, asked, again = make(), list[Any](), infilling.remask
     write, invert, latents = model.writer.write, interpolation.invert, np.eye(2, DIM, dtype=np.float32)
+    scores, least = model.model.token_log_probs, list[list[int]]()
 
     def recorded(canvases: Any, **how: Any) -> Any:
-        asked.append(how | {"masks": [canvas.count(model.shape.mask_id) for canvas in canvases]})
+        masks = [[place for place, token in enumerate(each) if token == model.shape.mask_id] for each in canvases]
+        asked.append(how | {"masks": masks})
         return write(canvases, **how)
 
+    def scored(tokens_BL: Any, **how: Any) -> Any:
+        log_probs_BL, calls = scores(tokens_BL, **how)
+        least.extend(log_probs_BL.masked_fill(tokens_BL == model.shape.pad_id, 0).argmin(1, keepdim=True).tolist())
+        return log_probs_BL, calls
+
     monkeypatch.setattr(model.writer, "write", recorded)
+    monkeypatch.setattr(model.model, "token_log_probs", scored)
     monkeypatch.setattr(interpolation, "invert", lambda model, of, **how: asked.append(how) or invert(model, of, **how))
     monkeypatch.setattr(infilling, "remask", lambda of, ids, **how: asked.append(how) or again(of, ids, **how))
     how: Any = {"sampler": "random", "steps": 3, "temperature": 0.5, "seed": 7}
@@ -148,8 +156,8 @@ def test_requests_pass_their_options_to_every_step(
     assert (edited.model_calls > 4).all(), "four calls choose what is rewritten"
     for each in asked:
         assert torch.equal(each.pop("latents_nd"), model.standardised(latents))
-    written = {"sampler": text_sampler("random", steps=3, temperature=0.5), "seed": 7, "masks": [1, 1]}
-    assert asked == [written, {"strength": 0.4, "seed": 7}, written]
+    written = {"sampler": text_sampler("random", steps=3, temperature=0.5), "seed": 7}
+    assert asked == [written | {"masks": [[1], [0]]}, {"strength": 0.4, "seed": 7}, written | {"masks": least}]
     passed = {"sampler": "random", "length": 4, "reembed": True, "seed": 7}
     path = model.interpolate(latents, latents[::-1], steps=3, **passed)
     assert asked[3] == passed
