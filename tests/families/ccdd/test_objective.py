@@ -233,6 +233,9 @@ def test_an_imported_checkpoint_has_the_logits_states_and_loss_of_its_definition
     }
     outputs = {"tokens": noisy, "clean": clean, "t": t, "states": states, "logits": logits, "loss": loss}
     ddit.proves(tmp_path, settings, theirs=weights, predicted_states=predicted, **outputs)
+    torch.save({**outputs, "predicted_states": predicted + 0.25}, tmp_path / "theirs" / "reference.pt")
+    apart: Any = import_checkpoint(tmp_path / "theirs", tmp_path / "again").differences
+    assert apart.predictions == pytest.approx(0.25, abs=1e-4)
     made: Any = MMLDLM.from_run(tmp_path / "run", device="cpu")
     torch.testing.assert_close(tuple(made.model.schedule.scales(t)), scales(t))
     assert [len(text.split()) for text in made.generate(2, length=6, seed=0).texts] == [6, 6]
