@@ -109,6 +109,27 @@ def test_small_steps_draw_the_texts_of_the_data(schedules: dict[str, Any], setti
     assert fine < min(0.09, coarse / 3)
 
 
+@pytest.mark.parametrize(("order", "first"), [("confidence", 0), ("margin", 1)])
+def test_the_most_probable_mask_or_the_one_of_the_largest_margin_comes_first(order: str, first: int) -> None:
+    """Both masks of a text are inserted in step 0; step 1 unmasks one of them, or both, or none."""
+    log_x0_2V = torch.tensor([[0.0, 0.0, 0.50, 0.48, 0.02], [0.0, 0.0, 0.45, 0.30, 0.25]]).log()
+    asked = list[Tensor]()
+
+    def predict(tokens_AL: Tensor, t_A: Tensor, asked_AL: Tensor) -> tuple[Tensor, Tensor]:
+        return log_x0_2V[asked_AL.nonzero()[:, 1]], torch.full((len(tokens_AL), tokens_AL.shape[1] + 1), 5.0)
+
+    made = InsertionSampler(order=order, steps=3).sample(
+        Canvas(
+            denoise=predict, process=process_of({}), tokens=torch.full((1000, 2), MASK), generator=rows(1000),
+            observe=lambda tokens_BW, asked_BW, _: asked.append(asked_BW),
+        )
+    )  # fmt: skip
+    both_B2 = next(asked_BW for asked_BW in asked if bool(asked_BW.any()))
+    steps_N2 = made.steps[both_B2.all(dim=1) & (made.steps[:, 0] != made.steps[:, 1])]
+    assert len(steps_N2) > 50
+    assert bool((steps_N2.argmin(dim=1) == first).all())
+
+
 def test_gaps_between_given_tokens_are_filled_as_the_data_do() -> None:
     """Every text begins with one token, so that nothing can be missing in the gap before it, which is closed."""
     law = {(FIRST, *text): p for text, p in LAW.items()}
