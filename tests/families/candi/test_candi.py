@@ -179,6 +179,7 @@ def test_z_begins_as_noise_of_no_word_and_follows_the_filtered_estimate() -> Non
 
     def predict(tokens_AL: Tensor, t_A: Tensor, z_ALI: Tensor, asked_AL: Tensor) -> Tensor:
         seen.append(z_ALI[..., WORDS])
+        assert torch.equal(z_ALI.count_nonzero(-1), seen[-1].count_nonzero(-1)), "only words have a coordinate"
         return torch.zeros(int(asked_AL.sum()), V)
 
     denoiser = dataclasses.replace(generation(objective).text_denoiser(None, rows(1)), predict=predict)
