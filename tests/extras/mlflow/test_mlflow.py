@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,13 +112,14 @@ def test_the_load_of_the_machine_is_recorded(tracked: tuple[Any, Any], monkeypat
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     run, client = tracked
     run_id = client.create_run(run.info.experiment_id).info.run_id
-    watched = MlflowRun(client.tracking_uri, run_id)
+    watched, before = MlflowRun(client.tracking_uri, run_id), {*threading.enumerate()}
     watched.watch()
     name, give_up = "system/system_memory_usage_percentage", time.monotonic() + 60
     while not (found := client.get_metric_history(run_id, name)) and time.monotonic() < give_up:
         time.sleep(0.05)
     watched.close("FINISHED")
     assert any(point.value > 0 for point in found)
+    assert {*threading.enumerate()} <= before, "nothing is recorded after the end"
 
 
 def test_one_run_holds_parameters_curves_headlines_and_report(tracked: tuple[Any, Any]) -> None:
