@@ -1,5 +1,6 @@
 """Ancestral sampling against enumerated distributions, `ddpm_cache`, and the times of the denoising loop."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -89,13 +90,15 @@ def test_skipped_calls_change_no_sample(kind: str, skip: dict[str, bool]) -> Non
     assert torch.equal(plain.calls_per_row, plain.steps.amax(1) + 1), "until the last mask of the text has gone"
 
 
-def test_temperature_and_filters_apply_to_the_estimate_of_the_text() -> None:
+def test_temperature_and_filters_apply_to_the_estimate_of_the_text_and_guidance_before_them() -> None:
+    denoise = dataclasses.replace(context(), unconditional=context().logits)
     for process in PROCESSES:
-        certain, few, plain = (
-            reverse_process(on(context(), canvas(*[9] * 5), process), text_sampler("ancestral", steps=4, **settings))
-            for settings in ({"temperature": 0.0}, {"top_k": 1}, {})
+        certain, few, guided, plain = (
+            reverse_process(on(denoise, canvas(*[9] * 5), process), text_sampler("ancestral", steps=4, **settings))
+            for settings in ({"temperature": 0.0}, {"top_k": 1}, {"guidance": 2.0}, {})
         )
         assert torch.equal(certain.tokens, few.tokens)
+        assert torch.equal(guided.tokens, plain.tokens), "guidance by a condition without effect has none"
         assert not torch.equal(certain.tokens, plain.tokens)
 
 

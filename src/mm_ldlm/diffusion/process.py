@@ -161,8 +161,8 @@ class TextProcess(nn.Module, ABC):
     def score_step(self, output_MV: Tensor, noisy_M: Tensor, *, t_M: Tensor, s_M: Tensor, uniform_M2: Tensor) -> Tensor:
         """Draw x_s (M,) as `reverse_step` does, from the model's output itself; by default from its x_θ.
 
-        Scores contain more than x_θ does, which is normalised. Temperature, top-k, top-p and guidance act on x_θ, so
-        samplers take this step without them, and `reverse_step` with them.
+        Scores contain more than x_θ does, which is normalised. Temperature, top-k and top-p act on x_θ, so samplers
+        take this step without them, and `reverse_step` with them. Guidance acts on the scores themselves.
         """
         log_x0_MV = self.log_x0(self.x0_logits(output_MV, noisy_M, t_M), noisy_M)
         return self.reverse_step(log_x0_MV, noisy_M, t_M=t_M, s_M=s_M, uniform_M2=uniform_M2)

@@ -29,8 +29,8 @@ class Draw:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether a token is drawn from the model's distribution itself."""
-        return (self.temperature, self.top_k, self.top_p, self.guidance) == (1.0, None, None, 1.0)
+        """Whether a token is drawn from the distribution itself, under guidance or not."""
+        return (self.temperature, self.top_k, self.top_p) == (1.0, None, None)
 
 
 def sharpen(log_probs_MV: Tensor, draw: Draw) -> Tensor:
