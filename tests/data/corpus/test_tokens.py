@@ -14,7 +14,7 @@ from mm_ldlm.core import FingerprintError, StoreError, parse
 from mm_ldlm.data.corpus import tokens as module
 from mm_ldlm.data.corpus.tokenizer import TokenizerConfig
 from mm_ldlm.data.corpus.tokens import build_tokenizer, ingestion_report, tokenize_records
-from mm_ldlm.data.store import ShardStore
+from mm_ldlm.data.store import Manifest, ShardStore
 
 TEXTS = [f"the {word} {number} {number}" for number in range(12) for word in ("cat", "red zebra", "unaffable dog")]
 KEYS = {"max_length": 5, "too_long": "truncate", "reduce_vocabulary": True}
@@ -74,9 +74,9 @@ def test_a_reduced_vocabulary_has_the_tokens_of_training_texts(made: Ingested, t
     used = {index for ids in tokenizer.encode(train) for index in ids[:5]}
     assert used | {tokenizer.pad_id, tokenizer.mask_id, tokenizer.unk_id} == set(range(tokenizer.vocab_size))
     assert build_tokenizer(made.records, limits(reduce_vocabulary=False)).vocab_size == 30_522
-    source = {"kind": "jsonl", "pair_column": "pair", **jsonl(tmp_path, [{"text": "the cat", "pair": "a dog"}])}
+    source = {"kind": "jsonl", "pair_column": "pair", **jsonl(tmp_path, [{"text": "the cat", "pair": "a dog... sun"}])}
     tokenizer = build_tokenizer(ingested(tmp_path, source, splits={"test": 0, "validation": 0}).records, limits())
-    assert tokenizer.unk_id not in tokenizer.encode(["a dog"])[0]
+    assert [tokenizer.unk_id in ids for ids in tokenizer.encode(["a dog", "sun"])] == [False, True]  # cut before it
 
 
 def test_pitfall_22_a_killed_run_continues_and_ends_with_the_same_bytes(
@@ -90,9 +90,11 @@ def test_pitfall_22_a_killed_run_continues_and_ends_with_the_same_bytes(
             assert (folder / shard.name).read_bytes() == (tmp_path / "whole" / shard.name).read_bytes()
         shutil.rmtree(folder)
     assert number > 15
+    expected.write(tmp_path / "whole")
     (tmp_path / "whole" / expected.shards[0].name).write_bytes(b"damaged")
     again = tokenize_records(made.records, tokenizer, limits(), tmp_path / "whole")
     assert all(shard.is_intact(tmp_path / "whole") for shard in again.shards)
+    assert not Manifest.exists(tmp_path / "whole"), "the manifest of shards that were written again is the caller's"
 
 
 def test_records_of_other_limits_and_reports_of_other_records_are_refused(

@@ -216,10 +216,9 @@ class Progress:
         for name, folder in self.folders.items():
             folder.mkdir(parents=True, exist_ok=True)
             remove_temporaries(folder)
-            stale = _others(folder, self.shards[name])
-            if Manifest.exists(folder) and (stale or Manifest.read(folder).fingerprints != self.made_by):
+            if Manifest.exists(folder) and Manifest.read(folder).shards != tuple(self.shards[name]):
                 (folder / NAME).unlink()
-            for path in stale:
+            for path in _others(folder, self.shards[name]):
                 path.unlink()
 
     def commit(self, tables: Mapping[str, pa.Table], state: dict[str, Any]) -> None:
