@@ -114,8 +114,8 @@ def build(objective: Any, model: Any = DIT) -> TrainableRoot:
     return build_root(model, objective, SHAPE, generator=torch.Generator().manual_seed(0), stores={})
 
 
-def first_losses(root: TrainableRoot) -> Losses:
-    found: Losses = root(random_batch(SHAPE), RowGenerator(0, torch.arange(4)), "text", 0)
+def first_losses(root: TrainableRoot, kind: str = "text") -> Losses:
+    found: Losses = root(random_batch(SHAPE), RowGenerator(0, torch.arange(4)), kind, 0)
     return found
 
 
@@ -153,8 +153,10 @@ def places(parameter: nn.Parameter) -> dict[str, tuple[Any, Callable[[Any], Tens
 @pytest.mark.parametrize("way", places(WHOLE))
 def test_pitfall_31_a_parameter_outside_the_root_is_refused_by_its_path(way: str, refuses: Any) -> None:
     kept, take = places(nn.Parameter(torch.zeros(3)))[way]
-    root = build(with_losses(lambda losses: losses | {"text_loss": (take(kept).sum(), torch.ones(()))}))
+    outside = {"text_loss": (take(kept).sum(), torch.ones(()))}
+    root = build(with_losses(lambda losses: losses | (outside if root.checked_kinds else {})))
     object.__setattr__(root.objective.process, "kept", kept)
+    first_losses(root, "kind of steps without it")
     with refuses(ConfigurationError, "of shape (3,)" if way in ("global", "class") else "objective.process.kept"):
         first_losses(root)
 
