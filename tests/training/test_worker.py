@@ -169,13 +169,13 @@ def test_a_signal_saves_and_stops(number: signal.Signals, tmp_path: Path) -> Non
     assert task.saved(tmp_path, 4)
 
 
-def test_an_error_is_noted_with_its_step_and_its_launch_if_it_would_recur(
+def test_an_error_is_noted_with_its_step_and_a_restart_continues_unless_it_would_recur(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "job"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ZeroDivisionError) as raised:
-        go(task.spec(faulty({"kind": "raise", "step": 3})), tmp_path)
+        go(task.spec(faulty({"kind": "raise", "step": 3}), checkpoint={"every_steps": 2}), tmp_path)
     assert raised.value.__dict__[failure._NOTED][0] == 3
     found = read_status(tmp_path / "run")
     assert (found.status, found.step, found.reason, found.launch) == ("failed", 3, "planted", "")
@@ -184,7 +184,9 @@ def test_an_error_is_noted_with_its_step_and_its_launch_if_it_would_recur(
         with pytest.raises(error):
             go(task.spec(init_from="nowhere", run_name="refused"), tmp_path)
         assert read_status(tmp_path / "refused").launch == "job"
-    assert read_events(tmp_path / "run" / status.LOG, "failed")[0]["reason"] == "ZeroDivisionError: planted"
+    run = go(task.spec(faulty(), resume="never"), tmp_path)
+    assert read_events(run / status.LOG, "failed")[0]["reason"] == "ZeroDivisionError: planted"
+    assert read_events(run / status.LOG, "start")[-1]["resumed_from"] == "step-00000002"
 
 
 def test_a_second_training_of_a_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
