@@ -193,6 +193,17 @@ def test_a_model_answers_without_dropout_and_gradients_and_is_then_as_before(tra
     assert model[1].training == training
 
 
+@torch.no_grad()
+def test_every_way_to_draw_latents_gives_a_model_with_self_conditioning_its_estimate() -> None:
+    root, received = root_of("multimodal", {"self_condition": True, "_model": {"self_condition": True}}), list[Any]()
+    root.model.register_forward_pre_hook(lambda *call: received.append(call[2]["self_condition_Bd"]), with_kwargs=True)
+    asked = Requests(root.objective.generative_model(root.model), random_batch(), torch.arange(4))
+    for draw in (asked.values, lambda: asked.generated(("together",)), lambda: asked.generated(("latent_first",))):
+        draw()
+        assert [received[0], type(received[-1])] == [None, Tensor]
+        received.clear()
+
+
 def test_every_token_is_predicted_from_the_other_half_of_its_text() -> None:
     options = {"process": {"kind": "absorbing", "schedule": {"kind": "cosine"}}}
     root, batch, seen, times = root_of("multimodal", options, stirred=False), random_batch(), [], []

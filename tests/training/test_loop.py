@@ -35,7 +35,7 @@ def faulty(*faults: dict[str, Any], **options: Any) -> dict[str, Any]:
 def test_pitfall_16_training_moves_exactly_what_is_trained_and_resumes_to_the_bit(kind: str, tmp_path: Path) -> None:
     """An epoch has three steps, so that the second part of a run ends one and begins another; also pitfall 31."""
     keys: dict[str, Any] = {"optimizer": {"lr": 1e-2}, "ema": {"decay": 0.5}, "validate_every": STEPS - 1}
-    spec = task.spec(kind, max_steps=STEPS, **keys)
+    spec = task.spec(kind, model={"dropout": 0.02}, max_steps=STEPS, **keys)
     run = task.built(spec, tmp_path / "whole")
     root, first = run.learner.root, run.validate(0)["loss"]
     assert run.validate(0)["loss"] == first
