@@ -61,7 +61,13 @@ def reason_of(error: BaseException, longest: int = 300) -> str:
         return name + where
 
 
-_NOT_OWN = (os.path.dirname(os.path.dirname(__file__)), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+_NOT_OWN = tuple(
+    os.path.join(folder, "")
+    for folder in (
+        os.path.dirname(os.path.dirname(__file__)),
+        *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")),
+    )
+)
 """Folders of code that is not the user's own"""
 
 

@@ -63,7 +63,7 @@ class _Running:
     process: subprocess.Popen[bytes]
     started: float
     writes: bool
-    """Whether it still writes data that other sessions share"""
+    """Whether it writes the data, which other sessions share, and trains later"""
 
 
 def kedro_run(options: Path) -> list[str]:
@@ -82,7 +82,8 @@ def run_sessions(
 ) -> list[Outcome]:
     """Run every session that is not finished yet, at most `jobs` at a time; return their outcomes in order.
 
-    A session whose data are missing runs alone until they are written, because the members share their data.
+    Data that a session does not find are written first, by a run of their pipelines alone: the members share their
+    data, and no run reads them while another one that writes them has not ended.
 
     Args:
         parent_run: MLflow run that the runs of the sessions are nested in.
@@ -98,18 +99,18 @@ def run_sessions(
             while waiting and len(running) < jobs:
                 missing = _missing(waiting[0])
                 if running and (missing or any(each.writes for each in running)):
-                    break  # no session reads the shared data while another writes them
-                session, pipelines = waiting.pop(0), (*missing, *PIPELINES)
+                    break
+                session, pipelines = waiting.pop(0), missing or PIPELINES
                 file = _write_options(session, pipelines, parent_run=parent_run, conf_source=conf_source)
                 log.info("%s: %s; log in %s", session.label, ", ".join(pipelines), log_of(session))
                 running.append(_start(session, command(file), project, writes=bool(missing)))
-            for each in list(running):
-                if ended := each.process.poll() is not None:
-                    running.remove(each)
-                    outcomes[each.session.label] = _end(each)
-                if each.writes and (ended or not _missing(each.session)):
-                    each.writes = False
+            for each in [each for each in running if each.process.poll() is not None]:
+                running.remove(each)
+                if each.writes and each.process.returncode == 0 and not _missing(each.session):
+                    waiting.insert(0, each.session)
                     refuse_short_trainings(sessions)
+                else:
+                    outcomes[each.session.label] = _end(each)
             if running and time.monotonic() - last > QUIET_SECONDS:
                 last = time.monotonic()
                 for each in running:
