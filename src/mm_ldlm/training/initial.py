@@ -1,6 +1,6 @@
 """Initialise weights from a checkpoint (`training.init_from`).
 
-Its vocabulary and normaliser must be those of the run: rows of the embedding table and the output layer belong to
+Its vocabulary and normaliser must be the run's: rows of the embedding table and the output layer belong to
 tokens, and latents are standardised by the normaliser.
 """
 

@@ -49,7 +49,7 @@ class Validation:
 
         `batches` is the number of batches to read; None reads all.
 
-        `nll` and `perplexity` are those of the evaluation, from one draw for each text: per token, length included if
+        `nll` and `perplexity` are as in the evaluation, from one draw for each text: per token, length included if
         the run has learned it, and without a latent if the run can score texts without one.
         """
         objective = self.root.objective

@@ -225,7 +225,7 @@ def check_quarantine(subject: Subject, found: Sequence[Finding]) -> Iterator[Fin
 
 
 def compare_ids(records: ShardStore, other: ShardStore) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Return the rows whose id differs from that of the record, and descriptions of some of them."""
+    """Return the rows whose id differs from the record's, and descriptions of some of them."""
     wrong, examples = [NO_ROWS], list[str]()
     shared = min(len(records), len(other))
     for start in range(0, shared, _ROWS):

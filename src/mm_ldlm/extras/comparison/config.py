@@ -34,9 +34,9 @@ class MemberConfig:
     """One model of the comparison.
 
     Attributes:
-        env: environment layers, as in `--env`, that are added to those of the current environment; null adds none.
+        env: environment layers, as in `--env`, that are added to the current environment; null adds none.
         params: parameters that differ, nested or with dots in their keys; they override all layers.
-        seeds: seeds of this member, for example more of them if two members are close; null: those of the comparison.
+        seeds: seeds of this member, for example more of them if two members are close; null: the comparison's.
     """
 
     name: Name

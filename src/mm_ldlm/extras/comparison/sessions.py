@@ -127,7 +127,7 @@ def with_best_rates(
     """Select the sessions of each member's best learning rate, after its first seed was run with every one of them.
 
     The best session has the lowest last validation NLL, which the results compare, or the lowest loss if the run gives
-    no likelihood; the loss also has other terms, such as that of the length, whose best rates differ. A session that
+    no likelihood; the loss also has other terms, such as the length's, whose best rates differ. A session that
     failed or diverged is the worst.
     """
     first = {session.member: session.seed for session in reversed(sessions)}
