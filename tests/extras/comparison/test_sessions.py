@@ -203,17 +203,17 @@ MEMBERS = [
 
 
 @pytest.mark.slow
-def test_a_whole_comparison_with_a_member_that_diverges_and_again(
-    finished: Path, run_kedro: Callable[..., Any]
+def test_a_whole_comparison_from_nothing_with_a_member_that_diverges_and_again(
+    workshop: Path, run_kedro: Callable[..., Any]
 ) -> None:
     import mlflow
 
-    (finished / "conf" / "compared").mkdir()
-    layer = {"comparison": {"members": MEMBERS, "seeds": [0], "budget": {"tokens": 3000}}}
-    (finished / "conf" / "compared" / "parameters.yml").write_text(yaml.safe_dump(layer))
+    (workshop / "conf" / "compared").mkdir()
+    layer = {"comparison": {"members": MEMBERS, "seeds": [0], "jobs": 2, "budget": {"tokens": 3000}}}
+    (workshop / "conf" / "compared" / "parameters.yml").write_text(yaml.safe_dump(layer))
     options = ("run", "--pipeline=comparison", "--env=test+compared", "--params=training.launch.processes=1")
     run_kedro(*options)
-    reports = finished / "data/test/08_reporting"
+    reports = workshop / "data/test/08_reporting"
     table = pd.read_csv(reports / "comparison_table.csv").set_index("member")
     assert list(table["status"]) == ["finished", "finished", "failed"]
     assert list(table["likelihood"].dropna()) == ["NELBO", "NELBO"]
@@ -223,7 +223,7 @@ def test_a_whole_comparison_with_a_member_that_diverges_and_again(
     assert "diverged" in str(table.loc["diverges", "reason"])
     assert "Failed runs" in (reports / "comparison.html").read_text()
 
-    parent = json.loads((finished / "data/test/06_models/tracking_reference.json").read_text())
+    parent = json.loads((workshop / "data/test/06_models/tracking_reference.json").read_text())
     tracking = mlflow.MlflowClient(parent["tracking_uri"])
     experiment = tracking.get_run(parent["run_id"]).info.experiment_id
     nested = tracking.search_runs([experiment], f"tags.mlflow.parentRunId = '{parent['run_id']}'")
